@@ -21,7 +21,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import combinations, pairwise
 from math import inf, log10
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,16 +61,6 @@ LARGE_RESIDUAL = 0.05
 PANEL_INCHES = (5.0, 2.9)
 LEVEL_POINTS = 10
 """The height of a row of labels."""
-DENSE_DECADES = 2
-TICKS = {
-    4: "4 B",
-    1 << 6: "64 B",
-    1 << 10: "1 KiB",
-    1 << 15: "32 KiB",
-    1 << 20: "1 MiB",
-    1 << 25: "32 MiB",
-    1 << 30: "1 GiB",
-}
 
 
 def fits(points: Sequence[Mapping[str, Any]], num_ranks: int) -> list[Fit]:
@@ -91,32 +80,23 @@ def fits(points: Sequence[Mapping[str, Any]], num_ranks: int) -> list[Fit]:
 def fit(sizes: Sequence[int], seconds: Sequence[float]) -> Fit | None:
     """Returns the parameters of an operation for ``--json``; None for fewer than MIN_SIZES sizes.
 
-    `latency_s` is that of the first range, `bandwidth_bytes_per_s` that of the last one,
-    `measured_bytes_per_s` the median of bytes / time over the sizes from 1 / LEAST_SPAN of the
-    largest on, and `largest_residual` that of all ranges. `one_line_residual` is the largest
-    relative error of latency + bytes / bandwidth with these two over all sizes.
-
-    Args:
-        sizes: Sizes in bytes, in ascending order.
-        seconds: Their times; all above 0.
+    `measured_bytes_per_s` is the median of bytes / time over the sizes from 1 / LEAST_SPAN of the
+    largest on, and `one_line_residual` the largest relative error of the latency of the first range
+    with the bandwidth of the last one. Sizes ascend, and times are above 0.
     """
     if len(sizes) < MIN_SIZES:
         return None
     lines = fit_lines(sizes, seconds)
-    first, last = lines[0], lines[-1]
-    large = [i for i, size in enumerate(sizes) if LEAST_SPAN * size >= sizes[-1]]
-    rate = last["bandwidth_bytes_per_s"]
-    model = first["latency_s"] + np.asarray(sizes, float) / (rate or inf)
-    return {
-        "latency_s": first["latency_s"],
-        "latency_ci95_s": list(first["latency_ci95_s"]),
-        "bandwidth_bytes_per_s": rate,
-        "bandwidth_ci95_bytes_per_s": list(last["bandwidth_ci95_bytes_per_s"]),
-        "measured_bytes_per_s": median(sizes[i] / seconds[i] for i in large),
+    of_first = ("latency_s", "latency_ci95_s", "first_bytes")
+    of_last = ("bandwidth_bytes_per_s", "bandwidth_ci95_bytes_per_s", "last_bytes")
+    found = {key: lines[0][key] for key in of_first} | {key: lines[-1][key] for key in of_last}
+    num_bytes, times = np.asarray(sizes, float), np.asarray(seconds)
+    model = found["latency_s"] + num_bytes / (found["bandwidth_bytes_per_s"] or inf)
+    is_large = LEAST_SPAN * num_bytes >= sizes[-1]
+    return found | {
+        "measured_bytes_per_s": float(np.median((num_bytes / times)[is_large])),
         "largest_residual": max(line["largest_residual"] for line in lines),
-        "one_line_residual": float(np.abs(model / np.asarray(seconds) - 1).max()),
-        "first_bytes": first["first_bytes"],
-        "last_bytes": last["last_bytes"],
+        "one_line_residual": float(np.abs(model / times - 1).max()),
         "ranges": lines,
     }
 
@@ -216,15 +196,10 @@ def _inverse(slope: float) -> float | None:
     return 1 / slope if 0 < slope < inf else None
 
 
-def title_of(report: Report) -> str:
-    """Returns on what was measured."""
-    ranks, nodes = report["num_ranks"], report["num_nodes"]
-    return f"communication of {count(ranks, 'rank')} on {count(nodes, 'node')}"
-
-
 def render(report: Report) -> Iterator[str | Table]:
     """Yields the lines and tables that show what was measured."""
-    yield title_of(report)
+    ranks, nodes = count(report["num_ranks"], "rank"), count(report["num_nodes"], "node")
+    yield f"communication of {ranks} on {nodes}"
     for name, facts in report["transports"].items():
         settings = ", ".join(
             f"{key}={value}" for key, value in facts.items() if key not in ("what", "library")
@@ -378,7 +353,7 @@ def figure(report: Report) -> Drawing:
             chosen = [each for each in results if each["operation"] == operation]
             _draw(plots[2 * row : 2 * row + 2], operation, chosen, report)
         legend_below(figure, *plots[::2])
-        return to_drawing(figure, "communication", title_of(report), "")
+        return to_drawing(figure, "communication", "communication between ranks", "")
 
 
 def _draw(plots: Sequence[Axes], operation: str, results: Sequence[Any], report: Report) -> None:
@@ -406,17 +381,12 @@ def _draw(plots: Sequence[Axes], operation: str, results: Sequence[Any], report:
         if operation == ALLREDUCE and first <= size <= last:
             marks.setdefault(round(log10(size), 1), []).append(name)  # almost the same size
     for axes, quantity, unit in zip(plots, ("time", "bus bandwidth"), ("s", "B/s"), strict=True):
-        axes.set_xscale("log")
-        low, high = axes.get_ylim()
+        axes.set(xscale="log", xlim=(first / 1.5, last * 1.5), ylabel=quantity)
         log_axis(axes)
         axes.minorticks_off()
-        if low <= 0 or high > 10**DENSE_DECADES * low:
-            axes.yaxis.set_major_locator(LogLocator(numticks=12))
+        axes.yaxis.set_major_locator(LogLocator(numticks=12))
+        axes.xaxis.set_major_formatter(EngFormatter("B"))
         axes.yaxis.set_major_formatter(EngFormatter(unit))
-        axes.set_xlim(first / 1.5, last * 1.5)
-        ticks = [tick for tick in TICKS if first <= tick <= last] or [first, last]
-        axes.set_xticks(ticks, [TICKS.get(tick, f"{tick:,} B") for tick in ticks])
-        axes.set_ylabel(quantity)
         for level, (place, names) in enumerate(marks.items()):
             axes.axvline(10**place, color="0.6", lw=0.8, ls="--", zorder=0)
             axes.annotate(
@@ -429,5 +399,5 @@ def _draw(plots: Sequence[Axes], operation: str, results: Sequence[Any], report:
                 fontsize=8,
                 annotation_clip=False,
             )
-        title = OPERATIONS[operation].title
-        axes.set_title(title, loc="left", pad=6 + LEVEL_POINTS * len(marks))
+        pad = 6 + LEVEL_POINTS * len(marks)
+        axes.set_title(OPERATIONS[operation].title, loc="left", pad=pad)

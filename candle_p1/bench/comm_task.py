@@ -66,8 +66,6 @@ class CommTask(BenchTask):
     """What the ranks measure.
 
     Attributes:
-        transports: The names of the transports.
-        operations: The names of the operations, of which each transport offers some.
         sizes: Sizes of arrays in bytes.
         gradients: Further ones for ALLREDUCE: those of the benchmarks' gradients.
         seconds: How long each size is measured, unless it is precise before.
@@ -203,15 +201,9 @@ def memory_for_an_array(comm: Communicator) -> int:
 def _check(name: str, transport: Transport, operation: str, num_elements: int, call: Call) -> None:
     """Raises DistributedError if what the first call has transferred is wrong; collective."""
     comm, received = transport.comm, call.received()
-    is_wrong = received is not None and not transports.is_expected(
-        received,
-        operation,
-        comm.rank,
-        comm.size,
-        num_elements,
-        source=call.source,
-        averages=transport.averages,
-    )
+    which = (operation, comm.rank, comm.size, num_elements)
+    how: Any = {"source": call.source, "averages": transport.averages}
+    is_wrong = received is not None and not transports.is_expected(received, *which, **how)
     wrong = comm.first(comm.rank if is_wrong else None)
     if wrong:
         raise DistributedError(
