@@ -194,14 +194,14 @@ class Checkpoint(harness.BenchmarkComparison):
     )
     mtbf_hours: float = option(
         24.0,
-        "The mean time between failures of a job, with all its nodes, to advise intervals for.",
+        "Mean time between failures of your job on all its nodes, from which intervals follow.",
         "--mtbf",
         metavar="HOURS",
         within=(1e-6, 1e6),
     )
     directory: str = option(
         ".",
-        "Directory whose disk is measured, in temporary directories.",
+        "Directory whose disk is measured; saves go into temporary directories in it.",
         is_directory=True,
     )
 

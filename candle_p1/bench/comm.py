@@ -63,8 +63,8 @@ class Comm(harness.Comparison):
 
     num_ranks: int | None = option(
         None,
-        "Ranks that are started on this machine (default: 2). Not where a launcher starts this"
-        " command on every rank, as for several nodes.",
+        "Ranks to start on this machine (default: 2); leave it out where a launcher starts this"
+        " command on every rank, as on several nodes.",
         "--np",
         within=(1, 100_000),
     )
@@ -81,20 +81,22 @@ class Comm(harness.Comparison):
     )
     min_bytes: int = option(
         4,
-        "The smallest size; each is four times the one before, and from 4 MiB on twice.",
+        "The smallest size; sizes grow fourfold, from 4 MiB on twofold.",
         within=(4, 1 << 40),
     )
     max_bytes: int = option(
         1 << 30,
-        "The largest size, and that of the largest gradients; memory may limit them further.",
+        "The largest size, also of gradients; memory may limit it further.",
         within=(4, 1 << 40),
     )
     seconds: float = option(
         0.5,
-        "How long a size is measured, unless its 95 % interval is within 5 % before.",
+        "How long to measure a size, unless its 95 % interval is within 5 % earlier.",
         within=(0.0, 3600.0, True),
     )
-    no_overlap: bool = option(False, "Measure no allreduces beside computing.")
+    no_overlap: bool = option(
+        False, "Do not measure how much of an allreduce overlaps with computing."
+    )
     compare_env: str | None = option(
         None,
         "Measure what is not installed here in the environment of this interpreter, such as one"

@@ -51,10 +51,10 @@ class Gpu(harness.Comparison):
 
     Shows the time of a step and of an epoch in float32, TF32 and bfloat16, each beside plain Keras
     on JAX and beside the bound that follows from the device's own rates, which are measured, too;
-    the time from the start to the first step, with and without programs compiled before; and the
+    the time from the start to the first step, with and without compiled programs on disk; and the
     energy of an epoch, by the GPUs' counters and by their integrated power.
 
-    Exits with 2 where there is no GPU.
+    Exits with code 2 if there is no GPU.
     """
 
     examples: ClassVar[Sequence[str]] = (
@@ -67,7 +67,7 @@ class Gpu(harness.Comparison):
     )
     device: str = option(
         "gpu",
-        "What to measure; with cpu, the results say nothing of any GPU.",
+        "What to measure; with cpu, the results say nothing about GPUs.",
         choices=["gpu", "cpu"],
     )
     size: str = option("full", "The size of the synthetic files.", choices=["small", "full"])
@@ -82,7 +82,7 @@ class Gpu(harness.Comparison):
     )
     seconds: float = option(
         10.0,
-        "How long each job repeats such blocks; sensors of energy need seconds.",
+        "How long each job repeats such blocks; energy sensors need several seconds.",
         within=(0.0, 3600.0),
     )
     num_rounds: int = count_option(

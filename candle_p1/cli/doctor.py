@@ -14,7 +14,7 @@ from candle_p1.training.screen import Screen
 
 @click.command("doctor", cls=Command, examples=["candle-p1 doctor"])
 def command() -> None:
-    """Examine the installation; exits with code 1 if several ranks could not train."""
+    """Examine the installation; exit with code 1 if several ranks could not train together."""
     screen = Screen()
     findings = []
     for finding in examine():

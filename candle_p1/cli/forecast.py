@@ -62,11 +62,11 @@ def command(
     changes: tuple[str, ...],
     json_file: Path | None,
 ) -> None:
-    """Predict time, energy, scaling efficiency and the gain of each loader on numbers of ranks.
+    """Forecast time, energy, scaling efficiency and the gain of each loader at numbers of ranks.
 
-    Also said is the largest scale that holds a scaling efficiency of 70 %, and the numbers of ranks
-    that take the least energy and the least product of energy and time. All have intervals. Without
-    --from, the paper's printed values are used, and the gains that it prints are shown beside.
+    Also shows the largest scale with a scaling efficiency of at least 70 % and the numbers of ranks
+    with the least energy and the least product of energy and time. All have intervals. Without
+    --from, the forecast is made from the paper's printed values, beside the gains that it prints.
     """
     from candle_p1.cluster.machine import load_machine
     from candle_p1.modelling.communication import measured_for

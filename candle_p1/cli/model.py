@@ -31,7 +31,7 @@ comm_option = click.option(
     "--hold_out",
     "held_out",
     type=NumberList(),
-    help="Numbers of ranks whose runs are not used, but compared with what is predicted for them.",
+    help="Numbers of ranks whose runs are held out, and compared with what the model predicts.",
 )
 @click.option(
     "-o",
@@ -39,7 +39,7 @@ comm_option = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     help="Directory for index.html, which needs no other file, model.json, figures/ and tables/.",
 )
-@json_option("the models: parameters with intervals, residuals")
+@json_option("the models (parameters with intervals, residuals)")
 def command(
     directories: tuple[Path, ...],
     comm: Path | None,

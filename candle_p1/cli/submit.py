@@ -137,7 +137,7 @@ def _read_nodes(context: click.Context, parameter: click.Parameter, text: str | 
 @click.option(
     "--study_repeats",
     type=click.IntRange(1, MAX_RUNS),
-    help="How often a study runs each configuration.",
+    help="Number of runs of each configuration of a study.",
 )
 @click.option(
     "--chain",
@@ -180,8 +180,8 @@ def command(
 ) -> None:
     """Submit the training of BENCHMARK (a name or the path of a folder) as a batch job.
 
-    Data have the published size, and except on this machine, runs do not repeat bit for bit
-    (--deterministic False), unless flags say otherwise. All other flags go to the benchmark. The
+    Unless flags say otherwise, data have the published size and, except on this machine, runs are
+    not reproducible bit for bit (--deterministic False). All other flags go to the benchmark. The
     script is saved beside the record.
 
     With --study, every run of the study becomes a job, which waits for the one before. Repeating

@@ -25,7 +25,7 @@ PATH = click.Path(path_type=Path)
 
 @click.group("timeline", cls=Group)
 def command() -> None:
-    """Read the timeline that Horovod writes of a run with --timeline.
+    """Read the timeline that Horovod writes when a run has --timeline.
 
     Tracing slows a run down, so times in it must not be compared with those of other runs.
     """

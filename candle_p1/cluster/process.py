@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import IO
@@ -75,7 +75,6 @@ def run_to_end(
     variables: Mapping[str, str],
     output: IO[bytes],
     limit_s: float | None = None,
-    tick: Callable[[float], None] | None = None,
     grace_s: float = GRACE_S,
 ) -> tuple[int, bool]:
     """Runs a command until it ends, or until its time limit.
@@ -89,7 +88,6 @@ def run_to_end(
         variables: Its environment.
         output: Where its output goes.
         limit_s: When it is asked to end, in s; None sets no limit.
-        tick: Called several times a second with the seconds so far.
         grace_s: How long it may then take before it is killed.
 
     Returns:
@@ -110,11 +108,9 @@ def run_to_end(
         )
         while True:
             elapsed_s = time.monotonic() - start
-            if tick:
-                tick(elapsed_s)
             with suppress(subprocess.TimeoutExpired):
                 # Without a limit nothing wakes this process up while the command runs.
-                code = process.wait(POLL_S if tick or limit_s else None)
+                code = process.wait(POLL_S if limit_s else None)
                 _end_orphans(process.pid, grace_s)
                 return code, False
             if limit_s is not None and elapsed_s > limit_s:
