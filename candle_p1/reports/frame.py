@@ -125,28 +125,19 @@ class Run:
 
     def phase_spans(self) -> Iterator[PhaseSpan]:
         """Yields the phases in order, each followed by its parts; nothing without raw values."""
-        yield from self._spans("phases", self.record.phases or {})
-
-    def epoch_spans(self) -> Iterator[PhaseSpan]:
-        """Yields the training of each epoch; nothing without raw values."""
-        for i, epoch in enumerate(_at(self.record, "training.epochs") or []):
-            place = f"training.epochs.{i}"
-            yield from self._span(f"epoch {epoch.epoch}", "train", place, f"{place}.train")
+        if self.per_rank:
+            yield from self._spans("phases", self.record.phases or {}, "", self.per_rank)
 
     def _spans(
-        self, place: str, phases: Mapping[str, PhaseTimes], within: str = ""
+        self, place: str, phases: Mapping[str, PhaseTimes], within: str, per_rank: PerRank
     ) -> Iterator[PhaseSpan]:
         for name, phase in phases.items():
             here = f"{place}.{name}"
-            yield from self._span(name, within, here, here)
-            yield from self._spans(f"{here}.parts", phase.parts or {}, name)
-
-    def _span(self, name: str, within: str, begins: str, times: str) -> Iterator[PhaseSpan]:
-        seconds = self.per_rank.get(times) if self.per_rank else None
-        if self.per_rank and seconds is not None:
-            begin_s = self.per_rank.get(f"{begins}.begin")
-            unknown_s = np.full(len(seconds), np.nan)
-            yield PhaseSpan(name, within, unknown_s if begin_s is None else begin_s, seconds)
+            seconds, begin_s = per_rank.get(here), per_rank.get(f"{here}.begin")
+            if seconds is not None:
+                unknown_s = np.full(len(seconds), np.nan)
+                yield PhaseSpan(name, within, unknown_s if begin_s is None else begin_s, seconds)
+            yield from self._spans(f"{here}.parts", phase.parts or {}, name, per_rank)
 
     @property
     def history(self) -> dict[str, list[float]]:

@@ -30,7 +30,6 @@ LEGEND = (
     "(a to b): 95 % interval. [a to b]: the range of fewer than 6 runs or, with its confidence, the"
     " widest interval that few runs allow. Neither: a single run. -: unknown."
 )
-ABSENT = "-"
 ENDS = ("low", "high", "confidence", "runs")
 """The columns that a CSV file has for each column of estimates."""
 
@@ -226,7 +225,7 @@ def _csv_cells(value: object) -> tuple[object, ...]:
 
 def _text(value: Cell) -> str:
     if value is None:
-        return ABSENT
+        return "-"
     if isinstance(value, Estimate):
         return cell(value)
     if isinstance(value, float):

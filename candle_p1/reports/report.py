@@ -77,13 +77,13 @@ def run_page(run: Run) -> Page:
         limits = ", ".join(f"{name} {steps}" for name, steps in run["limits"])
         notes.append(f"The steps were limited ({limits}): the model has hardly been trained.")
     drawn = list(run_drawings(run))
-    reasons = [each.split(": ", 1) for each in drawn if isinstance(each, str)]
+    missing = (each.partition(": ") for each in drawn if isinstance(each, str))
     return page_of(
         f"{run['benchmark']} on {count(run['num_ranks'], 'rank')}: {run['status']}",
         details(run.record),
         [each for each in drawn if not isinstance(each, str)],
         notes=notes,
-        missing=[(title, reason) for title, reason in reasons],
+        missing=[(title, reason) for title, _, reason in missing],
     )
 
 
