@@ -142,8 +142,6 @@ _RATES: dict[str, tuple[str, Callable[[JobShape], float]]] = {
 }
 _TIMES: dict[str, tuple[str, Callable[[JobShape], float]]] = {
     "load": ("loading, whatever the size", lambda s: 1),
-    "start": (STARTUP, lambda s: 1),
-    "start_sharing": (f"{STARTUP}, for each {SHARING}", lambda s: s.busy_neighbours),
     "doubling": ("start-up, for each doubling of the ranks", lambda s: log2(s.num_ranks)),
     # The largest of P normal deviates, in standard deviations, to leading order.
     "slowest": ("standard deviation of the ranks' loading", lambda s: sqrt(2 * log(s.num_ranks))),
@@ -159,12 +157,10 @@ _TIMES: dict[str, tuple[str, Callable[[JobShape], float]]] = {
         lambda s: s.samples * s.busy_neighbours,
     ),
     "step": ("computing, for each step", lambda s: s.steps),
-    "first": (FIRST_STEP, lambda s: 1),
     "first_shared": (
         "first step, as far as threads share it, on one thread",
         lambda s: 1 / s.threads,
     ),
-    "first_sharing": (f"{FIRST_STEP}, for each {SHARING}", lambda s: s.busy_neighbours),
     "rounds": (
         "averaging, for each step and doubling of the ranks",
         lambda s: s.steps * log2(s.num_ranks),
@@ -179,12 +175,16 @@ _TIMES: dict[str, tuple[str, Callable[[JobShape], float]]] = {
         f"validation of an epoch, for each {SHARING}",
         lambda s: s.epochs * s.busy_neighbours,
     ),
-    "test": (EVALUATE, lambda s: 1),
     "test_shared": ("evaluation, on one rank", lambda s: 1 / s.num_ranks),
-    "test_sharing": (f"{EVALUATE}, for each {SHARING}", lambda s: s.busy_neighbours),
-    "rest": (REST, lambda s: 1),
-    "rest_sharing": (f"{REST}, for each {SHARING}", lambda s: s.busy_neighbours),
 }
+for _short, _name in {
+    "start": STARTUP,
+    "first": FIRST_STEP,
+    "test": EVALUATE,
+    "rest": REST,
+}.items():
+    _TIMES[_short] = (_name, lambda s: 1)
+    _TIMES[f"{_short}_sharing"] = (f"{_name}, for each {SHARING}", lambda s: s.busy_neighbours)
 _TERMS = {short: ModelTerm(name, "s", of) for short, (name, of) in _TIMES.items()}
 _TERMS |= {short: ModelTerm(name, "bytes/s", of) for short, (name, of) in _RATES.items()}
 

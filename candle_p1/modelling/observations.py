@@ -91,12 +91,10 @@ class ShapeRule:
 
     @classmethod
     def of(cls, records: Sequence[RunRecord], ranks_per_node: int | None = None) -> ShapeRule:
-        """Returns the rule of the finished runs of a series, at least one.
+        """Returns the rule of finished runs that differ in nothing else than the number of ranks.
 
-        Args:
-            records: The records, which differ in nothing else than the number of ranks.
-            ranks_per_node: The ranks that fill a node; by default, as many as the fullest node had,
-                or where all runs had one node, as many as have cores there.
+        By default, as many ranks fill a node as the fullest had, or where all runs had one node, as
+        have cores there.
 
         Raises:
             ModelError: The plan of the runs is not one of this version.

@@ -62,17 +62,7 @@ class PaperInputs:
 
 
 class Reading(NamedTuple):
-    """One way of reading what the paper prints, and of supplying what it does not.
-
-    Attributes:
-        loading: "alone" if the 153 s are of loading, "all" if they include the broadcast.
-        last_epoch: "least" if NT3's last time per epoch is 3 times the first, "most" if 3.5 times.
-        broadcast: "nearest" for the printed number of ranks that is nearest, else "other".
-        rest: "usual", or "none", or for benchmarks other than NT3 "all" of the time at the least
-            scale that is neither loading nor broadcast.
-        between: How times per epoch go from one printed number of ranks to the next: "log", or
-            as at the "fewer" or the "more" of both.
-    """
+    """One way of reading what the paper prints, and of supplying what it does not."""
 
     loading: str
     last_epoch: str
@@ -84,11 +74,11 @@ class Reading(NamedTuple):
 READINGS = [
     Reading(*each)
     for each in product(
-        ("alone", "all"),
-        ("least", "most"),
-        ("nearest", "other"),
-        ("usual", "none", "all"),
-        ("log", "fewer", "more"),
+        ("alone", "all"),  # the 153 s are of loading, or include the broadcast
+        ("least", "most"),  # NT3's last time per epoch is 3 or 3.5 times the first
+        ("nearest", "other"),  # the printed number of ranks whose broadcast stands for others
+        ("usual", "none", "all"),  # the rest; "all" is the time left at the least scale
+        ("log", "fewer", "more"),  # between two printed numbers of ranks, epochs are as at these
     )
 ]
 """All readings; the usual one comes first."""

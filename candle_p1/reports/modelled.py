@@ -71,7 +71,7 @@ def model_experiment(
     """Returns the models of an experiment's series, and why others have none.
 
     Args:
-        experiment: The runs.
+        experiment: The experiment.
         allreduce_s: Returns the measured time of averaging the gradients of a step once, in s.
         ranks_per_node: The ranks that fill a node, if they are not those of the runs.
         held_out: The numbers of ranks whose runs are not used.
@@ -137,38 +137,27 @@ def _left_out(crowded: Mapping[int, int]) -> str:
 def fitted_words(modelled: Sequence[ModelledSeries]) -> str:
     """Returns what was fitted, to how many runs, and what it cannot know, as sentences."""
     models = list({id(each.model): each.model for each in modelled}.values())
-    told = [
-        f"{count(len(each.observations), 'run')} on {listed(each.rank_counts)} ranks"
-        for each in models
-    ]
+    told = [f"{count(len(m.observations), 'run')} on {listed(m.rank_counts)} ranks" for m in models]
     most = max(each.rank_counts[-1] for each in models)
-    words = [
-        f"Fitted phase by phase to {told[0] if len(set(told)) == 1 else listed(told)}.",
-        f"Bands are {percent(PREDICTION_CONFIDENCE)} prediction intervals for single runs, from a"
-        f" bootstrap over runs. Beyond {count(most, 'rank')} nothing was measured: {_form(models)}"
-        " What no measured size shows, such as a network or a file system that saturates, the model"
-        " cannot know.",
-    ]
+    num_held_out = max(len(each.extrapolation_errors) for each in models)
+    why = "which is an assumption, because fewer than three sizes tell nothing about it"
+    if num_held_out:
+        larger = count(num_held_out, "larger size")
+        why = f"from {larger} held out and {percent(FORM_ERROR)} that is assumed"
+    words = (
+        f"Fitted phase by phase to {told[0] if len(set(told)) == 1 else listed(told)}. Bands are"
+        f" {percent(PREDICTION_CONFIDENCE)} prediction intervals for single runs, from a bootstrap"
+        f" over runs. Beyond {count(most, 'rank')} nothing was measured: there, each factor of two"
+        f" adds {percent(max(each.form_error for each in models))} to the standard deviation,"
+        f" {why}. What no measured size shows, such as a network or a file system that saturates,"
+        " the model cannot know."
+    )
     shapes = [run.shape for each in models for run in each.observations]
     if all(shape.num_nodes == 1 and shape.cores_per_node for shape in shapes):
-        words.append(
-            "All runs were on one node; ranks that do not fit on it are predicted on further nodes"
+        words += (
+            " All runs were on one node; ranks that do not fit on it are predicted on further nodes"
             " of its kind, whose network was not measured."
         )
     of_pools = {id(each.crowded): each.crowded for each in modelled}
     left_out = _left_out(sum(of_pools.values(), Counter()))
-    return " ".join([*words, f"{left_out.capitalize()}." if left_out else ""]).rstrip()
-
-
-def _form(models: Sequence[RunModel]) -> str:
-    num = max(len(model.extrapolation_errors) for model in models)
-    error = max(model.form_error for model in models)
-    if num:
-        return (
-            f"there, each factor of two adds {percent(error)} to the standard deviation, from"
-            f" {count(num, 'larger size')} held out and {percent(FORM_ERROR)} that is assumed."
-        )
-    return (
-        f"there, each factor of two adds {percent(FORM_ERROR)} to the standard deviation, which is"
-        " an assumption, because fewer than three sizes tell nothing about it."
-    )
+    return f"{words} {left_out.capitalize()}." if left_out else words
