@@ -26,36 +26,22 @@ COMM = {"operation": "allreduce", "num_ranks": 2, "latency_s": 1e-3, "bandwidth_
 
 
 def plant_lawful(
-    directory,
-    counts=(1, 2, 4),
-    repeats=3,
-    loaders=LOADERS,
-    seed=0,
-    wait_s=0.0,
-    cores=8,
-    **kwargs,
+    directory, counts=(1, 2, 4), repeats=3, loaders=LOADERS, *, cores=8, epochs=48, **kwargs
 ):
-    """Writes strong-scaling runs: loading that ranks repeat or share, and 48 shared epochs."""
-    random = np.random.default_rng(seed)
+    """Writes strong-scaling runs: loading that ranks repeat or share, and shared epochs."""
+    random = np.random.default_rng(0)
     directory.mkdir(exist_ok=True)
     for num, repeat, loader in itertools.product(counts, range(repeats), loaders):
-        scatter = 1 + 0.02 * random.standard_normal(4)
-        load_s = LOADERS[loader] / (num if loader == "parallel" else 1)
-        plant(
-            directory,
-            "nt3",
-            num,
-            loader=loader,
-            load_s=load_s * scatter[0],
-            epoch_s=1.0 * scatter[1],
-            wait_s=wait_s,
-            startup_s=3 * scatter[2],
-            first_step_s=0.1,
-            communication_s=0.2 * scatter[3] if num > 1 else 0.0,
-            rng_seed=repeat,
-            environment={"node_cores": cores},
-            **{"epochs": 48} | kwargs,
-        )
+        start, load, epoch, exposed = 1 + 0.02 * random.standard_normal(4)
+        times = {
+            "startup_s": 3 * start,
+            "load_s": load * LOADERS[loader] / (num if loader == "parallel" else 1),
+            "epoch_s": epoch,
+            "first_step_s": 0.1,
+            "communication_s": 0.2 * exposed if num > 1 else 0.0,
+        }
+        facts = {"rng_seed": repeat, "environment": {"node_cores": cores}, "epochs": epochs}
+        plant(directory, "nt3", num, loader=loader, **times, **facts, **kwargs)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +70,7 @@ def forecast_of(directory):
     return forecast_runs(read_runs([directory]).runs, "nt3", ["strong"], [4], Changes())
 
 
-def test_the_page_has_figures_with_what_was_fitted_and_what_cannot_be_known(modelled):
+def test_the_page_has_figures_and_json_with_what_was_fitted(modelled):
     result, out = modelled
     assert result.exit_code == 0, result.output
     assert result.output.endswith("index.html: 18 runs, 2 modelled series\n")
@@ -96,6 +82,11 @@ def test_the_page_has_figures_with_what_was_fitted_and_what_cannot_be_known(mode
         assert "Beyond 4 ranks nothing was measured" in caption
     assert "<script" not in page
     assert 'href="http' not in page
+    content = json.loads((out / "model.json").read_text())
+    assert content == json.loads((out / "given.json").read_text())
+    (first, _) = content["sections"][0]["series"]
+    assert (first["runs"], first["ranks"]) == (9, [1, 2, 4])
+    assert all(len(each["residuals"]) == 9 for each in first["phases"])
     for name in ("nt3-strong-model", "nt3-strong-model-shares"):
         root = ET.fromstring((out / f"figures/{name}.svg").read_text())
         assert len(root.findall(".//{http://www.w3.org/2000/svg}text")) > 5
@@ -120,17 +111,6 @@ def test_the_tables_hold_what_was_planted(modelled):
         for name in ("as it is", "network twice as fast")
     )
     assert as_it_is - faster == pytest.approx(0.1, rel=0.3)
-
-
-def test_the_json_has_all_parameters_with_intervals_and_residuals(modelled):
-    _, out = modelled
-    content = json.loads((out / "model.json").read_text())
-    assert content == json.loads((out / "given.json").read_text())
-    (section,) = content["sections"]
-    first = section["series"][0]
-    assert (first["runs"], first["ranks"]) == (9, [1, 2, 4])
-    assert all(each["confidence"] == 0.95 for each in first["parameters"])
-    assert all(len(each["residuals"]) == 9 for each in first["phases"])
 
 
 def test_a_report_has_a_section_of_the_models(runs, tmp_path):
@@ -205,62 +185,44 @@ def test_runs_with_more_threads_than_cores_are_left_out(tmp_path):
     assert {each["series"] for each in found["points"]} == {"loader parallel"}
 
 
-@pytest.mark.parametrize("words", [("model", "RUNS"), ("forecast", "nt3", "--ranks", "8")])
+@pytest.mark.parametrize("words", ["model RUNS", "forecast nt3 --ranks 8 --from RUNS"])
 @pytest.mark.parametrize("counts", [(4, 8), (1, 4)])
 def test_without_runs_that_have_cores_enough_there_is_no_model(words, counts, tmp_path):
     plant_lawful(tmp_path, counts, 2, ("original",), cores=2, threads=1)
-    given = words if "RUNS" in words else (*words, "--from", "RUNS")
-    result = invoke(*(tmp_path if word == "RUNS" else word for word in given))
+    result = invoke(*words.replace("RUNS", str(tmp_path)).split())
     assert result.exception.exit_code == 2
     assert "2 runs on 4 ranks" in str(result.exception)
 
 
-def test_two_sizes_predict_a_third(tmp_path):
-    """Of ten series, at least eight have their runs on 4 ranks in the interval from 1 and 2."""
-    inside, widths = [], []
-    for case in range(5):
-        known, held = tmp_path / f"known{case}", tmp_path / f"held{case}"
-        plant_lawful(known, (1, 2), seed=2 * case)
-        plant_lawful(held, (4,), seed=2 * case + 1)
-        (found,) = forecast_of(known)
-        for point in found["points"]:
-            time_s, loader = point["time_s"], point["series"].removeprefix("loader ")
-            totals = [r["total_s"] for r in read_runs([held]).runs if r["loader"] == loader]
-            inside.append(time_s["low"] <= np.median(totals) <= time_s["high"])
-            widths.append((time_s["high"] - time_s["low"]) / 2 / time_s["value"])
-    assert sum(inside) >= 8
-    assert max(widths) <= 0.25
-
-
-SUMMIT = ("forecast", "nt3", "--machine", "summit", "--ranks")
+SUMMIT = "forecast nt3 --machine summit --ranks 8"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("forecast", "nt3", "--ranks", "8"), "--machine summit"),
-        (("forecast", "nt3", "--ranks", "8", "--machine", "theta"), "--machine theta"),
-        (("forecast", "p1b3", "--ranks", "8", "--machine", "summit"), "too little about p1b3"),
-        ((*SUMMIT, "8", "--mode", "batch"), "--mode"),
-        ((*SUMMIT, "8", "--set", "x=1"), "--set x=1"),
-        ((*SUMMIT, "8", "--comm", "c.json"), "--comm"),
-        (("forecast", "p1b2", "--ranks", "8", "--from", "RUNS"), "no finished run of p1b2"),
-        (("forecast", "nt3", "--ranks", "8", "--from", "RUNS", "--machine", "nowhere"), "nowhere"),
-        (("model", "RUNS", "--comm", "missing.json"), "--comm missing.json"),
-        (("model", "RUNS", "--hold_out", "1,2,4"), "all of its runs are held out"),
-        (("model", "missing"), "missing"),
+        ("forecast nt3 --ranks 8", "--machine summit"),
+        ("forecast nt3 --ranks 8 --machine theta", "--machine theta"),
+        ("forecast p1b3 --ranks 8 --machine summit", "too little about p1b3"),
+        (f"{SUMMIT} --mode batch", "--mode"),
+        (f"{SUMMIT} --set x=1", "--set x=1"),
+        (f"{SUMMIT} --comm c.json", "--comm"),
+        ("forecast p1b2 --ranks 8 --from RUNS", "no finished run of p1b2"),
+        ("forecast nt3 --ranks 8 --from RUNS --machine nowhere", "nowhere"),
+        ("model RUNS --comm missing.json", "--comm missing.json"),
+        ("model RUNS --hold_out 1,2,4", "all of its runs are held out"),
+        ("model missing", "missing"),
     ],
 )
 def test_what_cannot_be_done_is_one_message(words, message, runs):
-    result = invoke(*(runs if word == "RUNS" else word for word in words))
+    result = invoke(*words.replace("RUNS", str(runs)).split())
     assert isinstance(result.exception, CandleError)
     assert message in str(result.exception)
     assert result.exception.exit_code == 2
 
 
-@pytest.mark.parametrize("ranks", ["0", "a", "1.5", "10000000"])
+@pytest.mark.parametrize("ranks", ["0", "a", "10000000"])
 def test_lists_of_ranks_are_checked(ranks):
-    result = invoke(*SUMMIT, ranks)
+    result = invoke("forecast", "nt3", "--machine", "summit", "--ranks", ranks)
     assert result.exit_code == 2
     assert "--ranks" in result.output
 
