@@ -14,7 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -215,7 +215,7 @@ class Checkpoint(harness.BenchmarkComparison):
     def run(self, job: Job) -> list[Outcome]:
         prefix, parent = ".candle-p1-bench-", self.directory
         with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as directory:
-            return super().run(replace(job, task=replace(job.task, directory=directory)))
+            return super().run(job.changed(directory=directory))
 
     def report(self, measured: Measured) -> dict[str, Any]:
         results, ours = super().report(measured)["results"], measured.of(OURS)

@@ -88,6 +88,10 @@ class Job:
     round: int = 0
     other: OtherEnvironment | None = None
 
+    def changed(self, purpose: str = TIME, **task: Any) -> Job:
+        """Returns a job of another purpose, with some attributes of the task changed."""
+        return replace(self, purpose=purpose, task=replace(self.task, **task))
+
     def __str__(self) -> str:
         return f"{self.variant}, {self.purpose}" + (f" {self.round}" if self.round else "")
 
@@ -106,9 +110,7 @@ def rounds(jobs: Sequence[Job], num_rounds: int) -> list[Job]:
 
 def sampled(jobs: Sequence[Job]) -> list[Job]:
     """Returns further jobs, of tasks with `samples_memory`, whose memory is sampled."""
-    return [
-        replace(job, purpose=MEMORY, task=replace(job.task, samples_memory=True)) for job in jobs
-    ]
+    return [job.changed(MEMORY, samples_memory=True) for job in jobs]
 
 
 class Measured(list[tuple[Job, list[Outcome]]]):

@@ -210,7 +210,7 @@ class Read(harness.BenchmarkComparison):
             for number in self.num_ranks
         ]
         alone = [
-            replace(job, purpose=INDEPENDENT, task=replace(job.task, independent=True))
+            job.changed(INDEPENDENT, independent=True)
             for job in jobs
             if self.independent and job.num_ranks > 1
         ]

@@ -117,10 +117,8 @@ class StepTask(BenchmarkTask):
         self._train(comm, training, found)
         if before is not None:
             rates = before.faster(roofline.fastest_rates(device.threads))
-            steps = zip(
-                (OURS, PLAIN), step_prediction.predict_variants(training, rates), strict=True
-            )
-            found["predictions"] = {name: step for name, step in steps if step}
+            ours, plain = step_prediction.predict_variants(training, rates)
+            found["predictions"] = {OURS: ours, PLAIN: plain} if ours and plain else {}
         return found | {"state_bytes": roofline.state_bytes(model), "backend": backend_version()}
 
     def _train(self, comm: Communicator, training: Training, found: Outcome) -> None:
@@ -268,8 +266,7 @@ class Step(harness.BenchmarkComparison):
             ]
         there = [
             replace(job, variant=f"{job.variant}, {self.other_name}", other=self.other)
-            for job in here
-            if self.other is not None
+            for job in (here if self.other else ())
         ]
         if self.keras2 is not None:
             here.append(self.job(KERAS2, StepTask, **plain, keras2=self.keras2))
@@ -287,24 +284,14 @@ class Step(harness.BenchmarkComparison):
 
     def jobs(self) -> list[Job]:
         variants = self.variants()
+        predicted = OURS if self.num_ranks == 1 else None
         jobs = [
-            replace(
-                job,
-                task=replace(
-                    job.task,
-                    measures_machine=job.round == 1,
-                    is_predicted=job.variant == OURS and self.num_ranks == 1,
-                ),
-            )
+            job.changed(measures_machine=job.round == 1, is_predicted=job.variant == predicted)
             for job in harness.rounds(variants, self.num_rounds)
         ]
-        return jobs + [
-            replace(
-                job, purpose=DETERMINISTIC, task=replace(job.task, is_random=False, num_steps=1)
-            )
-            for job in variants
-            if job.variant in (OURS, KERAS2) and self._random_parameters()
-        ]
+        names = (OURS, KERAS2) if self._random_parameters() else ()
+        compared = [job for job in variants if job.variant in names]
+        return jobs + [job.changed(DETERMINISTIC, is_random=False, num_steps=1) for job in compared]
 
     def _differences(self, variants: Sequence[Job], measured: Measured) -> dict[str, Any]:
         """Returns how far the variants of each environment are from its first one."""
