@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from candle_p1.benchmark import list_benchmarks, search_path
@@ -13,7 +14,7 @@ from candle_p1.cluster.launchers import find_mpirun, mpirun_version
 from candle_p1.data.directory import data_directory
 from candle_p1.distributed.backend import ENGINES
 from candle_p1.distributed.launch_environment import launcher_variable
-from candle_p1.distributed.mpi_library import start_alone
+from candle_p1.distributed.mpi_library import MpiLibrary, start_alone
 from candle_p1.errors import SetupError
 from candle_p1.records import environment
 
@@ -28,20 +29,16 @@ def examine() -> Iterator[Finding]:
         yield from (replace(finding, fatal=False) for finding in check(facts, needs))
 
 
-def _mpi_alone() -> object:
-    if launcher_variable() is not None:
-        return None
-    try:
-        return start_alone()
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
+def _mpi_alone() -> MpiLibrary | None:
+    with suppress(OSError, subprocess.SubprocessError, ValueError):
+        return start_alone() if launcher_variable() is None else None
+    return None
 
 
 def _check_threads(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
-    why = "MPI does not start here; the preflight does it in jobs"
-    why = "start the doctor without a launcher" if launcher_variable() is not None else why
+    why = "MPI does not start here, or this is a rank; the preflight does it in jobs"
     mpi = facts[0].mpi
-    yield Finding("MPI threads", f"not examined: {why}" if mpi is None else mpi.thread_level)
+    yield Finding("MPI threads", mpi.thread_level if mpi else f"not examined: {why}")
 
 
 def _check_launcher(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:

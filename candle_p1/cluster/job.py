@@ -132,35 +132,26 @@ class JobRequest:
             raise ParameterError(f"--exclude {wrong}: this is not the name of a node")
 
     def _check_queue(self) -> None:
-        machine, nodes, minutes = self.machine, self.num_nodes, self.minutes
+        machine, nodes = self.machine, self.num_nodes
         queue = self.options.queue or machine.queue
-        of_nodes = f"{count(nodes, 'node')}: the queue {queue} of {machine.name}"
-        others = [name for name in machine.queues_for(nodes) if name != queue]
-        if queue == machine.queue:
-            if nodes < machine.min_nodes:
-                hint = f", which takes them: {' or '.join(others)}" if others else ""
-                raise ParameterError(
-                    f"{of_nodes} requires {machine.min_nodes} or more; choose another one with"
-                    f" --queue{hint}"
-                )
-            longest = machine.longest_minutes(nodes)
-            if longest is not None and minutes > longest:
-                raise ParameterError(
-                    f"{minutes} minutes on {count(nodes, 'node')}: {machine.name} limits jobs of"
-                    f" that size to {longest} minutes; choose a shorter --time or another --queue"
-                )
-        elif queue in machine.queues:
-            fewest, most, longest = machine.queues[queue]
-            if machine.queue is not None and nodes >= machine.min_nodes:
-                others.append(machine.queue)
-            if not fewest <= nodes <= most:
-                hint = f"; {' and '.join(others)} would take them" if others else ""
-                raise ParameterError(f"{of_nodes} takes {fewest} to {most:,}{hint}")
-            if minutes > longest:
-                raise ParameterError(
-                    f"{minutes} minutes: the queue {queue} of {machine.name} limits jobs to"
-                    f" {longest} minutes; choose a shorter --time or another --queue"
-                )
+        name = f"the queue {queue} of {machine.name}" if queue else machine.name
+        fewest, most, longest = machine.limits(queue, nodes)
+        if not fewest <= nodes <= (most or nodes):
+            others = [
+                each
+                for each in filter(None, (*machine.queues, machine.queue))
+                if (at := machine.limits(each, nodes))[0] <= nodes <= (at[1] or nodes)
+            ]
+            hint = f": {' or '.join(others)} would take them" if others else ""
+            takes = f"{fewest} to {most:,}" if most else f"{fewest} or more"
+            raise ParameterError(
+                f"{count(nodes, 'node')}: {name} takes {takes}; choose another --queue{hint}"
+            )
+        if longest is not None and self.minutes > longest:
+            raise ParameterError(
+                f"{self.minutes} minutes on {count(nodes, 'node')}: {name} limits such jobs to"
+                f" {longest} minutes; choose a shorter --time or another --queue"
+            )
 
     def directives(self, further: Sequence[str] = ()) -> list[str]:
         """Returns the directives, and further options, as lines of the script."""

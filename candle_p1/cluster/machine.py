@@ -99,15 +99,18 @@ class Machine(TomlTable):
     # Where each of these values comes from, by attribute.
     sources: dict[str, str] = Field(default_factory=dict)
 
-    def longest_minutes(self, num_nodes: int) -> int | None:
-        """Returns the longest time limit of a job in the default queue, in minutes."""
-        return next((time for nodes, time in self.time_limits if num_nodes <= nodes), None)
+    def limits(self, queue: str | None, num_nodes: int) -> tuple[int, int | None, int | None]:
+        """Returns the fewest and most nodes of a queue's jobs, and their longest time in minutes.
 
-    def queues_for(self, num_nodes: int) -> list[str]:
-        """Returns the names of the other queues that take a job with that many nodes."""
-        return [
-            name for name, (fewest, most, _) in self.queues.items() if fewest <= num_nodes <= most
-        ]
+        Args:
+            queue: Its name; where nothing is known about it, its jobs are not limited.
+            num_nodes: The nodes of the job, on which the longest time may depend.
+        """
+        if queue != self.queue:
+            fewest, most, longest = self.queues.get(queue or "", (0, None, None))
+            return fewest, most, longest
+        times = (minutes for nodes, minutes in self.time_limits if num_nodes <= nodes)
+        return self.min_nodes, self.num_nodes, next(times, None)
 
 
 def load_machine(name: str) -> Machine:

@@ -69,7 +69,7 @@ def test_ranks_get_lists_of_cores_where_some_are_reserved():
 def test_the_layouts_of_the_paper():
     """Section 4.1 and Figure 5 (b): one GPU and 7 cores; section 2.3: a rank per node."""
     summit, theta = load_machine("summit"), load_machine("theta")
-    assert [summit.longest_minutes(nodes) for nodes in (45, 46, 4609)] == [120, 360, None]
+    assert [summit.limits("batch", nodes)[2] for nodes in (45, 46, 4609)] == [120, 360, None]
     assert (summit.ranks_per_node, summit.cores_per_rank, summit.gpus_per_rank) == (6, 7, 1)
     assert (theta.ranks_per_node, theta.threads_per_rank) == (1, 64)
 
