@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from candle_p1.bench import comm_report as comm_fit
+from candle_p1.bench import comm_report
 
 SIZES = [4**power for power in range(1, 16)]
 latencies = st.floats(1e-7, 1e-2)
@@ -16,22 +16,10 @@ def hockney(latency_s, rate, sizes=SIZES):
     return [latency_s + size / rate for size in sizes]
 
 
-@given(latencies, rates)
-def test_the_parameters_of_a_line_are_found(latency_s, rate):
-    found = comm_fit.fit(SIZES, hockney(latency_s, rate))
-    assert len(found["ranges"]) == 1
-    assert found["largest_residual"] < 1e-6
-    assert found["one_line_residual"] < 1e-6
-    # A parameter is found as well as it shows in the times.
-    assert found["latency_s"] == pytest.approx(latency_s, rel=1e-6, abs=1e-9 * SIZES[0] / rate)
-    slope = 1 / rate
-    assert 1 / found["bandwidth_bytes_per_s"] == pytest.approx(slope, rel=1e-6)
-
-
 @given(latencies, rates, st.integers(0, 2**32 - 1))
 def test_noise_is_in_the_intervals_and_moves_the_parameters_little(latency_s, rate, seed):
     noise = np.random.default_rng(seed).uniform(0.97, 1.03, len(SIZES))
-    found = comm_fit.fit(SIZES, list(noise * hockney(latency_s, rate)))
+    found = comm_report.fit(SIZES, list(noise * hockney(latency_s, rate)))
     assert len(found["ranges"]) == 1
     low, high = found["bandwidth_ci95_bytes_per_s"]
     assert low < found["bandwidth_bytes_per_s"]
@@ -48,7 +36,7 @@ def test_an_interval_covers_the_parameters_as_often_as_it_says():
     random, covered, num = np.random.default_rng(2), np.zeros(2), 400
     for _ in range(num):
         times = random.normal(1, 0.02, len(SIZES)) * hockney(1e-5, 1e9)
-        line, _ = comm_fit.fit_line(SIZES, list(times))
+        line, _ = comm_report.fit_line(SIZES, list(times))
         (low_s, high_s), (low, high) = line["latency_ci95_s"], line["bandwidth_ci95_bytes_per_s"]
         covered += [low_s <= 1e-5 <= high_s, low <= 1e9 <= high]
     assert all(0.92 <= share <= 0.98 for share in covered / num), covered / num
@@ -57,7 +45,7 @@ def test_an_interval_covers_the_parameters_as_often_as_it_says():
 @pytest.mark.parametrize("cut", [5, 8, 11])
 def test_a_change_of_protocol_divides_the_sizes_where_it_is(cut):
     times = hockney(2e-6, 5e9, SIZES[:cut]) + hockney(3e-4, 1e9, SIZES[cut:])
-    found = comm_fit.fit(SIZES, times)
+    found = comm_report.fit(SIZES, times)
     assert [line["num_sizes"] for line in found["ranges"]] == [cut, len(SIZES) - cut]
     assert found["latency_s"] == pytest.approx(2e-6, rel=1e-6)
     assert found["bandwidth_bytes_per_s"] == pytest.approx(1e9, rel=1e-6)
@@ -68,51 +56,36 @@ def test_the_fewest_ranges_that_hold_are_taken():
     """Three slopes, as of a cache, another one and memory."""
     rates = np.repeat([20e9, 10e9, 4e9], 5)
     times = [1e-6 + size / rate for size, rate in zip(SIZES, rates, strict=True)]
-    found = comm_fit.fit(SIZES, times)
+    found = comm_report.fit(SIZES, times)
     # The latency hides the difference between the first two.
     assert [line["num_sizes"] for line in found["ranges"]] == [10, 5]
-    assert found["largest_residual"] <= comm_fit.LARGE_RESIDUAL
+    assert found["largest_residual"] <= comm_report.LARGE_RESIDUAL
     assert found["bandwidth_bytes_per_s"] == pytest.approx(4e9, rel=0.01)
-
-
-def test_the_largest_sizes_decide_the_bandwidth_and_the_smallest_the_latency():
-    """Horovod's small allreduces take one cycle or two."""
-    random = np.random.default_rng(5)
-    cycles = np.where(np.array(SIZES) < 1 << 18, random.choice([1e-3, 2e-3], len(SIZES)), 1e-3)
-    found = comm_fit.fit(SIZES, list(cycles + hockney(0, 1e9)))
-    assert found["bandwidth_bytes_per_s"] == pytest.approx(1e9, rel=0.02)
-    assert 0.9e-3 < found["latency_s"] < 2e-3
-    assert len(found["ranges"]) <= comm_fit.MAX_RANGES
-    assert sum(line["num_sizes"] for line in found["ranges"]) == len(SIZES)
 
 
 @given(st.lists(st.floats(1e-7, 1e3), min_size=3, max_size=15))
 def test_every_size_is_in_one_range(times):
-    found = comm_fit.fit(SIZES[: len(times)], times)
+    found = comm_report.fit(SIZES[: len(times)], times)
     numbers = [line["num_sizes"] for line in found["ranges"]]
     assert sum(numbers) == len(times)
-    assert min(numbers) >= comm_fit.MIN_SIZES
+    assert min(numbers) >= comm_report.MIN_SIZES
     assert all(line["latency_s"] >= 0 for line in found["ranges"][:1])
     ends = [end for line in found["ranges"] for end in (line["first_bytes"], line["last_bytes"])]
     assert ends == sorted(ends)
 
 
 def test_the_bandwidth_of_times_that_do_not_grow_is_not_known():
-    found = comm_fit.fit(SIZES, [2e-6 - 1e-8 * i for i in range(len(SIZES))])
+    found = comm_report.fit(SIZES, [2e-6 - 1e-8 * i for i in range(len(SIZES))])
     assert found["bandwidth_bytes_per_s"] is None
     assert found["latency_s"] == pytest.approx(2e-6, rel=0.1)
-
-
-def test_a_latency_is_not_negative():
-    line, _ = comm_fit.fit_line([1, 2, 4], [1.0, 2.2, 4.8])
-    assert line["latency_s"] == 0
-    assert line["bandwidth_bytes_per_s"] == pytest.approx(0.88, rel=0.05)
+    line, _ = comm_report.fit_line([1, 2, 4], [1.0, 2.2, 4.8])  # the latency is not negative
+    assert (line["latency_s"], line["bandwidth_bytes_per_s"]) == pytest.approx((0, 0.88), rel=0.05)
 
 
 def test_a_burst_that_passes_at_once_does_not_change_the_bandwidth():
     """A token bucket: up to 64 KiB, messages do not wait."""
     times = [1e-4 + max(size / 1e9, (size - (1 << 16)) / 25e6) for size in SIZES[:12]]
-    found = comm_fit.fit(SIZES[:12], times)
+    found = comm_report.fit(SIZES[:12], times)
     assert found["bandwidth_bytes_per_s"] == pytest.approx(25e6, rel=0.02)
     assert found["latency_s"] == pytest.approx(1e-4, rel=0.05)
     assert found["ranges"][-1]["latency_s"] < 0
@@ -124,7 +97,7 @@ def test_sizes_that_lie_close_together_give_a_bandwidth_with_an_interval():
     sizes = [64 * mib, 128 * mib, 256 * mib, 384 * mib, 512 * mib, 768 * mib, 1024 * mib]
     rates = np.array([3.5e9] * 4 + [1.9e9] * 3) * [1, 1.01, 0.99, 1, 1.1, 0.98, 1.02]
     times = [1e-3 * mib / size + size / rate for size, rate in zip(sizes, rates, strict=True)]
-    found = comm_fit.fit(sizes, times)
+    found = comm_report.fit(sizes, times)
     assert [line["num_sizes"] for line in found["ranges"]] == [4, 3]
     assert found["ranges"][-1]["latency_s"] == 0
     assert found["bandwidth_bytes_per_s"] == pytest.approx(1.96e9, rel=0.03)
@@ -137,12 +110,12 @@ def test_a_range_spans_a_factor_of_two():
     sizes = [1 << 20, 2 << 20, 4 << 20, 8 << 20, 9 << 20, 10 << 20]
     rates = [1e9] * 3 + [5e9] * 3
     times = [size / rate for size, rate in zip(sizes, rates, strict=True)]
-    assert len(comm_fit.fit(sizes, times)["ranges"]) == 1
+    assert len(comm_report.fit(sizes, times)["ranges"]) == 1
     sizes[-1] = 16 << 20
     times[-1] = sizes[-1] / rates[-1]
-    assert len(comm_fit.fit(sizes, times)["ranges"]) == 2
+    assert len(comm_report.fit(sizes, times)["ranges"]) == 2
 
 
 def test_two_sizes_are_too_few():
-    assert comm_fit.fit(SIZES[:2], hockney(1e-6, 1e9)[:2]) is None
-    assert comm_fit.fit(SIZES[:3], hockney(1e-6, 1e9)[:3])["latency_s"] == pytest.approx(1e-6)
+    assert comm_report.fit(SIZES[:2], hockney(1e-6, 1e9)[:2]) is None
+    assert comm_report.fit(SIZES[:3], hockney(1e-6, 1e9)[:3])["latency_s"] == pytest.approx(1e-6)

@@ -81,13 +81,10 @@ def test_long_arrays_are_filled_and_compared_in_parts():
     assert not transports.is_expected(received, BROADCAST, 3, 5, num)
 
 
-def test_one_rank_sends_its_own_array():
+def test_one_rank_sends_its_own_array_and_sums_over_thousands_are_exact():
     received = transports.given(POINT_TO_POINT, 2, 3, 10)
     assert transports.is_expected(received, POINT_TO_POINT, 1, 3, 10, source=2)
     assert not transports.is_expected(received, POINT_TO_POINT, 1, 3, 10)
-
-
-def test_sums_over_thousands_of_ranks_are_exact():
     total = np.full(1, sum(rank % 251 for rank in range(6000)), np.float32)
     assert transports.is_expected(total, ALLREDUCE, 0, 6000, 1)
     assert not transports.is_expected(total * np.float32(1.0001), ALLREDUCE, 0, 6000, 1)
@@ -103,42 +100,40 @@ def installed(monkeypatch):
     return install
 
 
-def test_all_that_is_installed_is_chosen(installed):
-    installed("mpi4py", "jax")
-    assert choose_transports(None) == ["mpi", "jax"]
-    installed("mpi4py", "tensorflow", "horovod")
-    of_horovod = ["horovod", "horovod_fusion", "horovod_paper"]
-    assert choose_transports(None) == ["mpi", "shared_memory", *of_horovod]
-    assert choose_transports(None, one_process=True) == ["mpi", "shared_memory", "horovod"]
-    assert choose_transports("horovod, mpi,mpi") == ["horovod", "mpi"]
+OF_HOROVOD = ("mpi4py", "tensorflow", "horovod")
+ONE_PROCESS = {"one_process": True}
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("packages", "text", "options", "chosen"),
     [
-        ("jax", r"not installed.*: jax"),
-        ("nccl", "none of mpi"),
-        ("", "none of"),
-        ("hrovod", "mean"),
+        (("mpi4py", "jax"), None, {}, "mpi jax"),
+        (OF_HOROVOD, None, {}, "mpi shared_memory horovod horovod_fusion horovod_paper"),
+        (OF_HOROVOD, None, ONE_PROCESS, "mpi shared_memory horovod"),
+        (OF_HOROVOD, "horovod, mpi,mpi", {}, "horovod mpi"),
+        (OF_HOROVOD, "horovod_paper,mpi", ONE_PROCESS, "horovod_paper mpi"),
     ],
 )
-def test_others_are_refused(installed, text, message):
-    installed("mpi4py", "tensorflow", "horovod")
+def test_all_that_is_installed_is_chosen(installed, packages, text, options, chosen):
+    installed(*packages)
+    assert choose_transports(text, **options) == chosen.split()
+
+
+@pytest.mark.parametrize(
+    ("packages", "text", "options", "message"),
+    [
+        (OF_HOROVOD, "jax", {}, r"not installed.*: jax"),
+        (OF_HOROVOD, "nccl", {}, "none of mpi"),
+        (OF_HOROVOD, "", {}, "none of"),
+        (OF_HOROVOD, "hrovod", {}, "mean"),
+        ((), None, {}, "candle-p1"),
+        (OF_HOROVOD, "horovod,horovod_fusion", ONE_PROCESS, r"horovod_fusion.*a command each"),
+    ],
+)
+def test_others_are_refused(installed, packages, text, options, message):
+    installed(*packages)
     with pytest.raises(ParameterError, match=message):
-        choose_transports(text)
-
-
-def test_nothing_installed_is_an_error(installed):
-    installed()
-    with pytest.raises(ParameterError, match="candle-p1"):
-        choose_transports(None)
-
-
-def test_a_process_measures_one_setting_of_horovod(installed):
-    installed("mpi4py", "tensorflow", "horovod")
-    assert choose_transports("horovod_paper,mpi", one_process=True) == ["horovod_paper", "mpi"]
-    with pytest.raises(ParameterError, match=r"horovod_fusion.*a command each"):
-        choose_transports("horovod,horovod_fusion", one_process=True)
+        choose_transports(text, **options)
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)
