@@ -9,10 +9,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import click
+import numpy as np
 
 from candle_p1.bench.task import BenchmarkTask, seconds_of
 from candle_p1.bench.training import prepare_training
@@ -25,50 +27,44 @@ from candle_p1.instrument.phases import PhaseTimer
 from candle_p1.reports.statistics import median_interval
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from candle_p1.bench.training import Training
     from candle_p1.distributed.comm import Communicator
 
 NUM_CALLS = 1000
 
 
-def blocks(training: Training, num_epochs: int, comm: Communicator) -> list[Callable[[], float]]:
-    """Returns what trains a block, with measuring and without; each returns its seconds."""
+def train(training: Training, num_epochs: int, comm: Communicator, *, measured: bool) -> float:
+    """Returns the seconds of a block of epochs, of the model with measuring or of the bare one."""
     import keras
 
     from candle_p1.distributed.allreduce_log import allreduce_times
     from candle_p1.models.fast.batches import for_fit
     from candle_p1.training.callbacks import EpochTimer
 
-    log, batches = training.allreduces[0], training.batches()
+    log, begins, ends = training.allreduces[0], [], []
 
-    def train(model: Any, callbacks: list[Any]) -> float:
-        # From the first step of an epoch until the other callbacks have seen its end.
-        begins: list[float] = []
-        ends: list[float] = []
-        timer = keras.callbacks.LambdaCallback(
-            on_train_batch_begin=lambda batch, logs: begins.extend(
-                [time.perf_counter()] * (batch == 0)
-            ),
+    def begin_step(batch: int, logs: Any) -> None:
+        if measured and log:
+            log.count_step()
+        if batch == 0:
+            begins.append(time.perf_counter())
+
+    # From the first step of an epoch until the other callbacks have seen its end.
+    callbacks = [EpochTimer(0.0, allreduce_times(log, comm))] if measured else []
+    callbacks.append(
+        keras.callbacks.LambdaCallback(
+            on_train_batch_begin=begin_step,
             on_epoch_end=lambda epoch, logs: ends.append(time.perf_counter()),
         )
-        options = {"shuffle": False, "verbose": 0, "callbacks": [*callbacks, timer]}
-        model.fit(for_fit(batches), epochs=num_epochs, **options)
-        return sum(ends) - sum(begins)
-
-    def train_measured() -> float:
-        callbacks = [EpochTimer(0.0, allreduce_times(log, comm))]
-        if log:
-            count = log.count_step
-            callbacks.append(
-                keras.callbacks.LambdaCallback(on_train_batch_begin=lambda *_: count())
-            )
-        timer = PhaseTimer()
-        with collectives.active(CommunicationLog()), phases.active(timer), timer("train"):
-            return train(training.models[0], callbacks)
-
-    return [train_measured, lambda: train(training.models[1], [])]
+    )
+    options = {"epochs": num_epochs, "shuffle": False, "verbose": 0, "callbacks": callbacks}
+    with ExitStack() as measuring:
+        if measured:
+            measuring.enter_context(collectives.active(CommunicationLog()))
+            measuring.enter_context(phases.active(timer := PhaseTimer()))
+            measuring.enter_context(timer("train"))
+        training.models[not measured].fit(for_fit(training.batches()), **options)
+    return sum(ends) - sum(begins)
 
 
 def direct_cost_s(training: Training) -> float:
@@ -108,26 +104,23 @@ def main(
     task = BenchmarkTask(benchmark=benchmark, flags=flags)
     task.choose_backend()
     training = prepare_training(task, comm, logs=(CommunicationLog(), None))
-    kinds = blocks(training, block_epochs, comm)
-    mine: list[list[float]] = [[], []]
-    for number in range(1 + rounds):  # the first round traces the models
-        for which in (0, 1) if number % 2 else (1, 0):
+    mine: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(1 + rounds):
+        for measured in (True, False) if number % 2 else (False, True):
             comm.barrier()
-            block_s = kinds[which]()
-            if number:
-                mine[which].append(block_s)
+            mine[measured].append(train(training, block_epochs, comm, measured=measured))
     outcomes = comm.gather((mine, direct_cost_s(training)))
     if outcomes is None:
         return
     # A block takes as long as on the slowest rank.
     measured_s, bare_s = (
-        [max(block) for block in zip(*(times[which] for times, _ in outcomes), strict=True)]
-        for which in (0, 1)
+        np.max([times[kind] for times, _ in outcomes], axis=0)[1:]  # the first traces the models
+        for kind in (True, False)
     )
-    ratios = [one / other for one, other in zip(measured_s, bare_s, strict=True)]
+    ratios = (measured_s / bare_s).tolist()
     interval = median_interval(ratios)
     low, high = interval or (min(ratios), max(ratios))
-    step_s = median(bare_s) / block_epochs / training.plan.steps_per_epoch
+    step_s = float(np.median(bare_s)) / block_epochs / training.plan.steps_per_epoch
     direct_s = max(direct_s for _, direct_s in outcomes)
     click.echo(
         f"{benchmark}: {num_ranks} ranks x {training.device.threads} threads on"
