@@ -138,7 +138,7 @@ def fit_phase(
     the first sample the first.
 
     Args:
-        name: Its name.
+        name: That of the phase.
         tried: The candidates.
         shapes: Those of the runs.
         samples: Its times, shape (samples, runs), of which the first was measured.

@@ -103,10 +103,8 @@ class Changes:
     def apply_to_times(self, samples: TimeSamples, reading_share: float | None) -> TimeSamples:
         """Returns times with another file system and network.
 
-        Args:
-            samples: The times.
-            reading_share: The share of loading that is waiting for the file system. None: unknown;
-                sampled uniformly between 0 and 1.
+        The reading share is that of loading in which ranks wait for the file system. None: unknown;
+        sampled uniformly between 0 and 1.
         """
         if self.file_system == 1 and self.network == 1:
             return samples
@@ -169,12 +167,9 @@ def model_source(model: RunModel, rule: ShapeRule, changes: Changes) -> Forecast
 def forecast(
     sources: Mapping[str, ForecastSource], ranks: Sequence[int], base: str = ""
 ) -> list[dict[str, Any]]:
-    """Returns what is predicted for each series and number of ranks.
+    """Returns what is predicted for each series, by its name, and each number of ranks.
 
-    Args:
-        sources: What predicts each series, by its name.
-        ranks: The numbers of ranks.
-        base: The series that gains are relative to; "" for none.
+    Gains are relative to the series `base`; "" for none.
 
     Returns:
         ``series``, ``ranks``, ``can_run`` (whether ranks can have equal numbers of epochs),

@@ -216,14 +216,11 @@ POWER: list[Candidate] = [(_ON_RANKS,), (_ON_NODES,), (_ON_NODES, _ON_RANKS)]
 def candidates(
     phase: str, shapes: Sequence[JobShape], allreduce_s: Callable[[JobShape], float] | None = None
 ) -> list[Candidate]:
-    """Returns the candidates of a phase.
+    """Returns the candidates of one of PHASES, for runs of some shapes.
 
-    Args:
-        phase: One of PHASES.
-        shapes: Those of the runs.
-        allreduce_s: Returns the time of averaging all gradients of a step once, in s, from a
-            measurement of communication; if it is given, the share of it that is exposed is the
-            only coefficient of the exposed communication.
+    If `allreduce_s` is given, which returns the time of averaging all gradients of a step once, in
+    s, from a measurement, the share of it that is exposed is the only coefficient of the exposed
+    communication.
     """
     if phase == EXPOSED and allreduce_s is not None:
         name = "share of the measured allreduce that is exposed"

@@ -104,13 +104,9 @@ def fit_model(
     seed: int = 0,
     num_samples: int = NUM_SAMPLES,
 ) -> RunModel:
-    """Fits a model to the runs of a series.
+    """Fits a model to the runs of a series, on at least two numbers of ranks.
 
-    Args:
-        observations: The runs, on at least two numbers of ranks.
-        allreduce_s: Returns the measured time of averaging all gradients of a step once, in s.
-        seed: That of the bootstrap.
-        num_samples: The samples of the bootstrap.
+    See `candidates` for `allreduce_s`. The seed is that of the bootstrap.
 
     Raises:
         ModelError: There are too few runs for an interval, or all are on as many ranks.

@@ -8,19 +8,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from candle_p1.errors import ModelError
-from candle_p1.modelling.laws import (
-    COMPUTE,
-    EVALUATE,
-    EXPOSED,
-    FIRST_STEP,
-    LOAD,
-    REST,
-    STARTUP,
-    TRANSFER,
-    VALIDATE,
-    WAIT,
-    JobShape,
-)
+from candle_p1.modelling import laws
+from candle_p1.modelling.laws import LOAD, JobShape
 from candle_p1.records.types import PlanFacts, RunRecord
 from candle_p1.scaling import BATCH_SCALINGS, EPOCHS_SCALINGS, scale_batch_size
 
@@ -37,8 +26,8 @@ BYTES_PER_WEIGHT = 4
 
 POWER_GROUPS: Mapping[str, tuple[str, ...]] = {
     "load": (LOAD,),
-    "broadcast": (WAIT, TRANSFER),
-    "train": (COMPUTE, FIRST_STEP, EXPOSED, VALIDATE),
+    "broadcast": (laws.WAIT, laws.TRANSFER),
+    "train": (laws.COMPUTE, laws.FIRST_STEP, laws.EXPOSED, laws.VALIDATE),
 }
 """The phases of the model that a phase of the record with a power of its own has; for all others,
 the mean power of the whole run stands."""
@@ -230,17 +219,17 @@ def _phases_s(record: RunRecord) -> dict[str, float]:
             exposed_s = train.communication.mean_s
         exposed_s = min(exposed_s, max(0.0, train_s - validate_s - first_s))
     found = {
-        STARTUP: _mean_s(record, "startup"),
+        laws.STARTUP: _mean_s(record, "startup"),
         LOAD: _mean_s(record, "load"),
-        WAIT: wait_s,
-        TRANSFER: transfer_s,
-        COMPUTE: max(0.0, train_s - validate_s - first_s - exposed_s),
-        FIRST_STEP: first_s,
-        EXPOSED: exposed_s,
-        VALIDATE: validate_s,
-        EVALUATE: _mean_s(record, "evaluate"),
+        laws.WAIT: wait_s,
+        laws.TRANSFER: transfer_s,
+        laws.COMPUTE: max(0.0, train_s - validate_s - first_s - exposed_s),
+        laws.FIRST_STEP: first_s,
+        laws.EXPOSED: exposed_s,
+        laws.VALIDATE: validate_s,
+        laws.EVALUATE: _mean_s(record, "evaluate"),
     }
-    return found | {REST: max(0.0, (record.total_s or 0.0) - sum(found.values()))}
+    return found | {laws.REST: max(0.0, (record.total_s or 0.0) - sum(found.values()))}
 
 
 def _mean_s(record: RunRecord, name: str, part: str = "") -> float:

@@ -87,11 +87,7 @@ READINGS = [
 def paper_source(inputs: PaperInputs, mode: str, loader: str, changes: Changes) -> ForecastSource:
     """Returns what predicts the paper's runs on Summit, with a sample for each reading.
 
-    Args:
-        inputs: What the paper prints.
-        mode: strong or weak.
-        loader: original or chunked.
-        changes: What is changed.
+    The mode is strong or weak, and the loader original or chunked.
 
     Raises:
         ParameterError: The paper prints nothing about what is changed.

@@ -86,16 +86,10 @@ def forecast_runs(
     ranks_per_node: int | None = None,
     allreduce_s: Callable[[JobShape], float] | None = None,
 ) -> list[dict[str, Any]]:
-    """Returns forecasts from records, as JSON, one for each mode of strong, weak and batch.
+    """Returns forecasts from records, as JSON, for each of the modes strong, weak and batch.
 
-    Args:
-        runs: The runs.
-        benchmark: Its name.
-        modes: Those that are wanted.
-        ranks: The numbers of ranks.
-        changes: What is changed.
-        ranks_per_node: The ranks that fill a node; None if it is that of the runs.
-        allreduce_s: Returns the measured time of averaging the gradients of a step once, in s.
+    As many ranks as in the runs fill a node, but for `ranks_per_node`. `allreduce_s` returns the
+    measured time of averaging the gradients of a step once, in s.
 
     Returns:
         ``title``, ``changes``, ``confidence`` (None for spans of readings), ``gains_relative_to``

@@ -44,7 +44,7 @@ NOTES = (
     "Phases are the mean over ranks; they add up to the time of a run. Each is fitted by itself,"
     " with coefficients that cannot be negative, and of several laws the one that predicts held-out"
     " runs best is taken.",
-    "A model of few sizes knows little: look at the extrapolation factor, and at the phases that"
+    "A model of few sizes knows little: look at the extrapolation, and at the phases that"
     " are marked as badly fitted, before you believe a number.",
 )
 
@@ -58,11 +58,7 @@ def model_page(
 ) -> tuple[Page, dict[str, Any]]:
     """Returns the models of some runs, as a page and as JSON.
 
-    Args:
-        runs: The runs.
-        communication: The measured allreduce, if there is a measurement.
-        held_out: The numbers of ranks whose runs are not used, but compared with the predictions.
-        draws: Whether the figures are drawn.
+    Runs on the numbers of ranks that are held out are not used, but compared with the predictions.
 
     Raises:
         ModelError: No series has enough runs; says what each lacks.
@@ -102,14 +98,9 @@ def model_page(
 
 
 def model_section(experiment: Experiment, slug: str) -> Section | None:
-    """Returns what a report shows of the models of an experiment; None if there is none.
-
-    Args:
-        experiment: The runs.
-        slug: The beginning of the names of its files.
-    """
+    """Returns what a report shows of the models of an experiment; None if there is none."""
     modelled, missing = model_experiment(experiment)
-    return _section(slug, "Model", modelled, missing) if modelled else None
+    return replace(_section(slug, "Model", modelled, missing), slug="") if modelled else None
 
 
 def _section(

@@ -73,7 +73,7 @@ def model_experiment(
     Args:
         experiment: The experiment.
         allreduce_s: Returns the measured time of averaging the gradients of a step once, in s.
-        ranks_per_node: The ranks that fill a node, if they are not those of the runs.
+        ranks_per_node: The ranks that fill a node, if not those of the runs.
         held_out: The numbers of ranks whose runs are not used.
     """
     pools: dict[Any, list[Series]] = defaultdict(list)
