@@ -126,29 +126,20 @@ class NodeFacts:
     local_size: int = 1  # The number of ranks on the node
     with_mpi: bool = True  # Whether several ranks need MPI, and with TensorFlow Horovod
     backend: str = "tensorflow"  # What Keras computes with: "tensorflow" or "jax"
-    # The versions of packages that are installed.
-    packages: Mapping[str, str] = field(default_factory=dict)
-    # What could not be imported or used, and why.
-    unusable: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)  # Versions of what is installed
+    unusable: Mapping[str, str] = field(default_factory=dict)  # What cannot be used, and why
     mpi_library: str | None = None  # Name and version of the MPI library; None if there is none
-    # The MPI library that this rank has initialized; None if it has none.
-    mpi: MpiLibrary | None = None
+    mpi: MpiLibrary | None = None  # The MPI library that was initialized; None if none was
     mpi_files: Sequence[str] = ()  # The MPI libraries that this process has loaded
-    # What Horovod was built with; empty if it cannot be used, or is not needed.
-    horovod: Mapping[str, bool] = field(default_factory=dict)
-    # The names of the GPUs that the backend sees; None if it cannot be used.
-    gpus: Sequence[str] | None = None
+    horovod: Mapping[str, bool] = field(default_factory=dict)  # What Horovod was built with
+    gpus: Sequence[str] | None = None  # Names of GPUs that the backend sees; None if unusable
     gpu_lack: Lack | None = None  # Why it sees none; None if it does
-    # The UUIDs of the visible GPUs; None if they cannot be told apart.
-    gpu_ids: Sequence[str] | None = None
+    gpu_ids: Sequence[str] | None = None  # Their UUIDs; None if they cannot be told apart
     has_driver: bool = False  # Whether an NVIDIA driver is installed
-    # The memory, and the directories that a job writes to, by purpose.
-    space: Mapping[str, FreeSpace] = field(default_factory=dict)
-    # Sizes of the data files, by path; None for those that cannot be read.
-    files: Mapping[str, int | None] = field(default_factory=dict)
+    space: Mapping[str, FreeSpace] = field(default_factory=dict)  # By purpose, such as "data"
+    files: Mapping[str, int | None] = field(default_factory=dict)  # Sizes; None if unreadable
     wall_s: float = 0.0  # The wall clock when all ranks read theirs, in seconds since 1970
-    # By how much the wall clock gained on the monotonic one during the examination.
-    step_s: float = 0.0
+    step_s: float = 0.0  # How much the wall clock gained on the monotonic one meanwhile
 
     @property
     def engine(self) -> str:

@@ -47,11 +47,8 @@ class JobOptions:
     project: str | None = None  # The project to charge
     queue: str | None = None  # The queue; None takes the machine's default
     exclude: Sequence[str] = ()  # Names of nodes that jobs must not use
-    # The image of a container in which the ranks run; None is no container.
-    container: str | None = None
-    # The archive of the environment that jobs copy to the storage of their nodes (see
-    # candle_p1.cluster.staging); None is no copy.
-    staged: str | None = None
+    container: str | None = None  # The image of a container in which the ranks run
+    staged: str | None = None  # The archive that jobs copy to their nodes (see staging)
 
 
 NO_OPTIONS = JobOptions()
@@ -72,8 +69,7 @@ class JobRequest:
     root: str | None = None  # The checkout; None is the directory from which the job is submitted
     venv: str | None = None  # The virtual environment; None is .venv of the checkout
     heading: Sequence[str] = ()  # Comment lines at the top of the script
-    # Environment variables of this job alone.
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)  # Variables of this job alone
     # The path of the script, if the job is a run of a study. Such a script takes flags and
     # nodes from the study alone, and renames itself if it fails early.
     study_script: str | None = None

@@ -43,8 +43,7 @@ class Container(TomlTable):
 
     runtime: str = "apptainer"  # What runs them: a name in candle_p1.cluster.job.RUNTIMES
     options: list[str] = Field(default_factory=list)  # Its options; bash expands "$" in them
-    # Lines of bash that a job with a container runs before.
-    setup: list[str] = Field(default_factory=list)
+    setup: list[str] = Field(default_factory=list)  # Lines of bash that a job runs before
 
 
 class Machine(TomlTable):
@@ -60,8 +59,7 @@ class Machine(TomlTable):
     # The numbers of the cores of each socket that a job can use, such as "1-51", for
     # launchers that bind ranks to lists of cores; needed where some cores are reserved.
     sockets: list[CoreRange] = Field(default_factory=list)
-    # CPUs of a core, as the launcher counts them: 2 where hardware threads count.
-    cpus_per_core: NonNegativeInt = 1
+    cpus_per_core: NonNegativeInt = 1  # As the launcher counts: 2 where hardware threads count
     gpus_per_node: NonNegativeInt = 0  # GPUs as a program sees them: a GCD or a tile counts as one
     cores_per_rank: NonNegativeInt | None = None  # Cores of each rank
     gpus_per_rank: NonNegativeInt = 0  # GPUs of each rank
@@ -70,34 +68,27 @@ class Machine(TomlTable):
     gpu_binding: str = "none"
     threads_per_rank: NonNegativeInt | None = None  # OMP_NUM_THREADS of each rank
     launcher_options: list[str] = Field(default_factory=list)  # Further arguments of the launcher
-    # Whether users have to name a project that their jobs are charged to.
-    project_required: bool = False
+    project_required: bool = False  # Whether jobs have to be charged to a project
     queue: str | None = None  # The default queue; None leaves the choice to the scheduler
-    # The option that names the queue, where it is not the scheduler's usual one.
-    queue_option: str | None = None
+    queue_option: str | None = None  # What names the queue, where it is unusual
     # Whether jobs share nodes, so that each has to request its cores and GPUs (used with PBS;
     # the other schedulers always know).
     shared_nodes: bool = False
-    # Further directives of a job, without the scheduler's prefix.
-    directives: list[str] = Field(default_factory=list)
+    directives: list[str] = Field(default_factory=list)  # Further ones, without the prefix
     minutes: NonNegativeInt = 60  # Default time limit of a job, in minutes
     min_nodes: NonNegativeInt = 1  # Fewest nodes of a job in the default queue
     # Pairs of nodes and minutes, ascending: the longest time limit in the default queue of
     # jobs with at most that many nodes.
     time_limits: Annotated[list[Pair], AfterValidator(_ascending)] = Field(default_factory=list)
-    # Other queues, each with its fewest nodes, its most nodes and its longest time limit in
-    # minutes.
+    # Other queues: the fewest nodes, the most nodes and the longest time limit in minutes.
     queues: dict[str, QueueLimits] = Field(default_factory=dict)
     modules: list[str] = Field(default_factory=list)  # Environment modules that a job loads
-    # Lines of bash that a job runs after loading them.
-    setup: list[str] = Field(default_factory=list)
+    setup: list[str] = Field(default_factory=list)  # Lines of bash that a job runs after that
     # Environment variables of a job, which the user's own override; bash expands "$" in them.
     environment: dict[str, str] = Field(default_factory=dict)
     container: Container = Container()  # How it runs containers
-    # Directory on a node's own storage, as bash expands it in a job.
-    local_storage: str | None = None
-    # Where each of these values comes from, by attribute.
-    sources: dict[str, str] = Field(default_factory=dict)
+    local_storage: str | None = None  # A directory on a node's own storage, in bash
+    sources: dict[str, str] = Field(default_factory=dict)  # Where each value comes from
 
     def limits(self, queue: str | None, num_nodes: int) -> tuple[int, int | None, int | None]:
         """Returns the fewest and most nodes of a queue's jobs, and their longest time in minutes.

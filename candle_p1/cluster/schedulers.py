@@ -39,8 +39,7 @@ class ArraySyntax:
     # "{limit}" for the number of jobs that may run at the same time, as "%4", or "".
     options: Sequence[str]
     place: str  # What stands for the index in the name of an output file
-    # The id of one job as others may wait for it, with the array's "{id}" and "{index}".
-    own_id: str
+    own_id: str  # The id by which others wait for one job, with the array's "{id}" and "{index}"
     name: str = "{name}"  # The name of an array, with these and "{name}"
 
 
@@ -51,15 +50,13 @@ class Scheduler:
     prefix: str  # What its directives begin with; "" if it has none
     submit: Sequence[str]  # The command that submits a script, with its constant options
     job_id: str  # A regular expression that finds the job's id in the output of that command
-    # The options that make a job wait until another one has ended, with "{}" for its id.
-    wait: Sequence[str]
+    wait: Sequence[str]  # Options of a job that waits for the end of another one, with the id "{}"
     # The options for the name, size, time and output of a job, with values of
     # candle_p1.cluster.job; those without a value are left out.
     directives: Sequence[str]
     array: ArraySyntax | None = None  # How it writes job arrays; None if it has none
     exclude: str = ""  # The option that keeps a job off nodes; "" if it has none
-    # Whether scripts leave nodes out themselves, because the scheduler cannot: the job then
-    # requests one more for each.
+    # Whether scripts leave nodes out themselves; the job requests one more for each.
     excludes_in_script: bool = False
     # The options that give a further job of a chain an output of its own, with "{}" for its
     # path without a suffix; () if the name in the directives contains the job's id.
@@ -69,8 +66,7 @@ class Scheduler:
     separator: str = " "  # What stands between a long option and its value
     suffix: str = ".sh"  # The suffix of its scripts
     sends_warning: bool = False  # Whether it signals a job before its time is over
-    # Whether a job starts only if the one it waits for has succeeded.
-    waits_for_success: bool = False
+    waits_for_success: bool = False  # Whether a job that waits starts only after success
     preamble: str = ""  # A line that its scripts need before all others
 
     def submit_command(

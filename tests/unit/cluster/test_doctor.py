@@ -10,6 +10,7 @@ from candle_p1.cluster import checks, doctor
 from candle_p1.distributed import backend
 from candle_p1.distributed.gpus import Lack
 from candle_p1.distributed.mpi_library import MpiLibrary
+from candle_p1.errors import SetupError
 
 VERSIONS = {"keras": "3.15", "candle-p1": "0.1.0", "mpi4py": "4.1"}
 
@@ -102,3 +103,22 @@ def test_what_does_not_keep_ranks_from_training_is_not_fatal(findings, monkeypat
     found = findings(jax="0.10.2")
     for name in ("data", "memory", "benchmarks"):
         assert (found[name].problem is None, found[name].fatal) == (False, False)
+
+
+def test_where_mpi_and_its_launcher_do_not_start(findings, monkeypatch):
+    real = doctor.examine
+
+    def broken(*_):
+        raise SetupError("no mpirun")
+
+    def examine():
+        monkeypatch.setattr(doctor, "find_mpirun", broken)
+        monkeypatch.setattr(doctor, "start_alone", lambda: int("no MPI"))
+        monkeypatch.setattr(doctor, "data_directory", broken)
+        return real()
+
+    monkeypatch.setattr(doctor, "examine", examine)
+    found = findings(jax="0.10.2")
+    assert found["MPI threads"].value.startswith("not examined")
+    assert (found["launcher"].problem, found["launcher"].fatal) == ("no mpirun", True)
+    assert (found["data"].problem, found["data"].fatal) == ("no mpirun", False)
