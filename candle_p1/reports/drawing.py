@@ -75,14 +75,7 @@ LOOK: Any = {
 
 
 class Drawing(NamedTuple):
-    """A figure as images.
-
-    Attributes:
-        slug: The name of its files, without their endings.
-        svg: The image, in which text remains text.
-        png: The same for print and slides.
-        width_pt: Its natural width, in points of 1/72 inch.
-    """
+    """A figure as images: SVG in which text remains text, and PNG; widths are in 1/72 inch."""
 
     slug: str
     title: str
@@ -124,12 +117,9 @@ class Panel(NamedTuple):
     @property
     def values(self) -> list[float]:
         """All that has to be seen of the y axis."""
-        shown = [y for _, y in self.ideal]
-        if self.reference and self.reference[0] == "y":
-            shown.append(self.reference[1])
-        for _, estimate, values in self.marks:
-            shown += values or (estimate.low, estimate.high)
-        return shown
+        at = [self.reference[1]] if self.reference and self.reference[0] == "y" else []
+        runs = [v for _, e, values in self.marks for v in values or (e.low, e.high)]
+        return [*at, *runs, *(y for _, y in self.ideal)]
 
 
 def new_figure(
@@ -159,15 +149,10 @@ def line_figure(
     same_y: bool | str = False,
     from_zero: bool = True,
 ) -> Figure:
-    """Draws lines over numbers of ranks or epochs.
+    """Draws lines over numbers of ranks or epochs; the legend has those of the first panel.
 
-    Args:
-        panels: At least one, with the same lines or, if their labels differ, those of the first in
-            the legend.
-        x_label: What the x axis counts.
-        columns: The maximum number of panels side by side.
-        same_y: Whether all panels, or those of a "row", share their y axis.
-        from_zero: Whether y axes start at 0, or are logarithmic.
+    All panels may have the same y axis, or those of a "row". Axes `from_zero` start at 0, or are
+    logarithmic.
     """
     figure, plots = new_figure(len(panels), columns, sharey=same_y)
     columns = columns or len(panels)
@@ -213,47 +198,20 @@ def _draw_line(axes: Axes, marks: Sequence[Mark], i: int, num: int, label: str) 
 
 
 def _draw_reference(axes: Axes, axis: str, value: float, label: str) -> None:
-    look: Any = {"color": "0.45", "lw": 1.0, "ls": (0, (1, 2))}
-    beside: Any = {"textcoords": "offset points", "fontsize": "small", "color": "0.3"}
-    if axis == "x":
-        axes.axvline(value, **look)
-        beside |= {"xycoords": ("data", "axes fraction"), "xytext": (3, 3)}
-        axes.annotate(label, (value, 0), **beside)
-    else:
-        axes.axhline(value, **look)
-        beside |= {"xycoords": ("axes fraction", "data"), "xytext": (0, 3), "ha": "right"}
-        axes.annotate(label, (1, value), **beside)
+    draw = axes.axvline if axis == "x" else axes.axhline
+    draw(value, color="0.45", lw=1.0, ls=(0, (1, 2)))
+    place: Any = ((value, 0), ("data", "axes fraction"), (3, 3), "left")
+    if axis == "y":
+        place = ((1, value), ("axes fraction", "data"), (0, 3), "right")
+    xy, coords, offset, align = place
+    look: Any = {"textcoords": "offset points", "fontsize": "small", "color": "0.3", "ha": align}
+    axes.annotate(label, xy, offset, xycoords=coords, **look)
 
 
 def look_of(phase: str, otherwise: str = "#777777") -> dict[str, Any]:
     """Returns the look of a phase, with another colour where it is not among PHASES."""
     _, color, hatch = PHASES.get(phase, ("", otherwise, "oo"))
     return {"color": color, "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
-
-
-def draw_bars(
-    axes: Axes,
-    bars: Sequence[Mapping[str, float]],
-    looks: Mapping[str, Any],
-    labels: Sequence[str],
-    label_from: float | None,
-) -> None:
-    """Draws bars of stacked shares in percent, at x = 0, 1, …, with labels above them.
-
-    Parts with a share above `label_from` are labelled with it; none where that is None.
-    """
-    for x, (shares, above) in enumerate(zip(bars, labels, strict=True)):
-        bottom = 0.0
-        for part, share in shares.items():
-            axes.bar(x, share, bottom=bottom, width=0.75, label=part, **looks[part])
-            if label_from is not None and share > label_from:
-                box: Any = {"fc": "white", "ec": "none", "pad": 1, "alpha": 0.85}
-                place: Any = {"ha": "center", "va": "center", "fontsize": "small"}
-                axes.text(x, bottom + share / 2, f"{share:.0f}%", bbox=box, **place)
-            bottom += share
-        axes.text(x, 101, above, ha="center", va="bottom", fontsize="x-small")
-    axes.set_ylim(0, 112)
-    axes.set_yticks(range(0, 101, 20))
 
 
 def count_axis(axes: Axes, counts: Iterable[int], label: str) -> None:
@@ -270,8 +228,7 @@ def count_axis(axes: Axes, counts: Iterable[int], label: str) -> None:
 def _value_axis(axes: Axes, values: Sequence[float], zero: bool) -> None:
     """Scales the y axis: logarithmic where values differ much, otherwise from 0 if `zero`.
 
-    An axis that need not start at 0 spans at least a tenth of the largest value, so that noise does
-    not look like an effect.
+    Others span at least a tenth of the largest value, so that noise does not look like an effect.
     """
     low, high = min(values, default=0), max(values, default=1)
     bottom, top = axes.get_ylim()

@@ -11,7 +11,7 @@ from candle_p1.reports.experiments import Experiment, describe, group
 from candle_p1.reports.exports.extrap import extrap_files
 from candle_p1.reports.exports.tidy import tidy, to_csv
 from candle_p1.reports.figures.registry import draw_figures
-from candle_p1.reports.figures.time import run_drawings
+from candle_p1.reports.figures.time import run_figures
 from candle_p1.reports.frame import Run, Runs
 from candle_p1.reports.notes import notes_on, notes_on_all
 from candle_p1.reports.published import machines, source
@@ -76,15 +76,9 @@ def run_page(run: Run) -> Page:
     if run["limits"]:
         limits = ", ".join(f"{name} {steps}" for name, steps in run["limits"])
         notes.append(f"The steps were limited ({limits}): the model has hardly been trained.")
-    drawn = list(run_drawings(run))
-    missing = (each.partition(": ") for each in drawn if isinstance(each, str))
-    return page_of(
-        f"{run['benchmark']} on {count(run['num_ranks'], 'rank')}: {run['status']}",
-        details(run.record),
-        [each for each in drawn if not isinstance(each, str)],
-        notes=notes,
-        missing=[(title, reason) for title, _, reason in missing],
-    )
+    figures, missing = run_figures(run)
+    title = f"{run['benchmark']} on {count(run['num_ranks'], 'rank')}: {run['status']}"
+    return page_of(title, details(run.record), figures, notes=notes, missing=missing)
 
 
 def _section(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import median
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from candle_p1.reports.columns import ENERGY, LOAD, TOTAL, TRAIN, Quantity
 from candle_p1.reports.drawing import (
     Mark,
     Panel,
-    draw_bars,
     legend_below,
     line_figure,
     look_of,
@@ -35,6 +34,7 @@ from candle_p1.reports.words import number
 from candle_p1.text import count
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PART_LOOKS = {
@@ -118,8 +118,8 @@ def energy(experiment: Experiment, series: Sequence[Series]) -> Figure:
     """Draws energy and mean power, per GPU and per node."""
     _panels(series, (ENERGY,), "energy was not measured in any run")
     measured = [each for each in series if any(point.values(ENERGY) for point in each.timed)]
-    shown = (each for pair in columns.POWER_AND_ENERGY for each in reversed(pair))
-    shown = [columns.labelled(each, experiment.runs) for each in shown]
+    pairs = (each for pair in columns.POWER_AND_ENERGY for each in reversed(pair))
+    shown = [columns.labelled(each, experiment.runs) for each in pairs]
     return line_figure(_panels(measured, shown), columns=2)
 
 
@@ -194,31 +194,40 @@ def loaders(experiment: Experiment, series: Sequence[Series]) -> Figure:
 
 def time_shares(_experiment: Experiment, series: Sequence[Series]) -> Figure:
     """Draws a panel per series, with a bar per number of ranks and its total time above."""
-    columns = 2 if len(series) in (2, 4) else MAX_COLUMNS
-    figure, plots = new_figure(len(series), columns, sharey=True)
+    num_columns = 2 if len(series) in (2, 4) else MAX_COLUMNS
+    figure, plots = new_figure(len(series), num_columns, sharey=True)
     counts = sorted({point.num_ranks for each in series for point in each.timed})
-    has_room = len(counts) <= MAX_BARS
     for axes, each in zip(plots, series, strict=True):
-        points = [each.at(num) for num in counts]
-        totals = [point.estimate(TOTAL) if point else None for point in points]
-        above = [number(total.value) + " s" * has_room if total else "" for total in totals]
-        shares = [_shares(point) if point else {} for point in points]
-        draw_bars(axes, shares, PART_LOOKS, above, LABEL_PERCENT if has_room else None)
+        for x, num_ranks in enumerate(counts):
+            point = each.at(num_ranks)
+            if point is not None:
+                _draw_bar(axes, x, point, has_room=len(counts) <= MAX_BARS)
         axes.set_xticks(range(len(counts)), [f"{num:,}" for num in counts])
         beside = 0.5 + max(0, MIN_BARS - len(counts)) / 2
-        axes.set_xlim(-beside, len(counts) - 1 + beside)
-        axes.set_xlabel("ranks")
+        axes.set(xlim=(-beside, len(counts) - 1 + beside), ylim=(0, 112), xlabel="ranks")
+        axes.set_yticks(range(0, 101, 20))
         axes.set_title(fill(each.name, TITLE_WIDTH), fontsize=9)
-    for axes in plots[::columns]:
+    for axes in plots[::num_columns]:
         axes.set_ylabel("share of the total time (%)")
     legend_below(figure, *plots)
     return figure
 
 
-def _shares(point: Point) -> dict[str, float]:
-    """Returns the medians of the parts over the runs that know them, scaled to a sum of 100."""
-    medians = columns.time_parts(point.runs).median()
-    return {str(part): 100 * value / medians.sum() for part, value in medians.items() if value > 0}
+def _draw_bar(axes: Axes, x: int, point: Point, *, has_room: bool) -> None:
+    """Stacks the medians of the parts over the runs that know them, scaled to a sum of 100 %."""
+    medians, bottom = columns.time_parts(point.runs).median(), 0.0
+    for part, share in (100 * medians / medians.sum()).items():
+        if share > 0:
+            axes.bar(x, share, bottom=bottom, width=0.75, label=part, **PART_LOOKS[str(part)])
+            if has_room and share > LABEL_PERCENT:
+                look: Any = {"ha": "center", "va": "center", "fontsize": "small"}
+                look["bbox"] = {"fc": "white", "ec": "none", "pad": 1, "alpha": 0.85}
+                axes.text(x, bottom + share / 2, f"{share:.0f}%", **look)
+            bottom += share
+    total = point.estimate(TOTAL)
+    if total is not None:
+        text = number(total.value) + " s" * has_room
+        axes.text(x, 101, text, ha="center", va="bottom", fontsize="x-small")
 
 
 def _merit(experiment: Experiment) -> str:

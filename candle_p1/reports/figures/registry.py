@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from candle_p1.errors import DataError, RecordError
 from candle_p1.reports.drawing import LOOK, Drawing, to_drawing
-from candle_p1.reports.experiments import describe
+from candle_p1.reports.experiments import Experiment, Series, describe
 from candle_p1.reports.figures import charts, time
+from candle_p1.reports.frame import Run
 from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.published import published_figure
 from candle_p1.reports.speed import BASES, method_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from matplotlib.figure import Figure
 
-    from candle_p1.reports.experiments import Experiment, Series
-
-MAX_SERIES = 6
-"""The most series in one figure; more lines could not be told apart."""
-
-IMPROVEMENT = "improvement"
-MAX_PANELS, MAX_OVER_TIME = 4, 2
-"""The panels of a figure over time, and the number of such figures of an experiment."""
+MAX_SERIES, MAX_PANELS = 6, 4
+"""The most series in one figure: more lines could not be told apart; and in one over time."""
 
 WIDEST = "bars without caps are the widest intervals that few runs allow."
 BARS = (
@@ -34,27 +27,24 @@ BARS = (
 )
 
 
-@dataclass(frozen=True)
-class FigureKind:
+class FigureKind(NamedTuple):
     """A kind of figure.
 
     Attributes:
         slug: The name of the kind in file names.
         draw: Draws some series, and may return what to add to the caption; raises MissingDataError
             where the records lack the data.
-        size: The most series in one figure; None draws all at once.
-        most: The most such figures of an experiment; None if there is no limit.
-        shows: Returns a true value for a series that has what it shows.
-        missing: Why there is none where no series has; "" where that need not be said.
+        whole: Whether it always draws all series at once.
+        has: Of a figure over time, which of the runs it can show; others show runs with times.
+        missing: Why there is no figure over time where no run can be shown.
     """
 
     slug: str
     title: str
     caption: str
     draw: Callable[[Experiment, Sequence[Series]], Figure | tuple[Figure, str]]
-    size: int | None = MAX_SERIES
-    most: int | None = None
-    shows: Callable[[Series], Any] = lambda series: series.timed
+    whole: bool = False
+    has: Callable[[Run], bool] | None = None
     missing: str = ""
 
 
@@ -83,7 +73,7 @@ KINDS = (
         time.ranks_over_time,
     ),
     FigureKind(
-        IMPROVEMENT,
+        "improvement",
         "Improvement over the paper's loading",
         "(base - other) / base, in percent, against the loader original and against chunked, the"
         f" paper's method. Bars with caps are 95 % intervals; {WIDEST}",
@@ -108,7 +98,7 @@ KINDS = (
         "Quality against epochs per rank",
         f"Runs that differ only in the loader or in threads are counted together. {BARS}",
         charts.epochs_per_rank,
-        size=None,
+        whole=True,
     ),
     FigureKind(
         "communication",
@@ -123,7 +113,7 @@ KINDS = (
         "Loading by file and loader",
         f"Times of the slowest rank. {BARS}",
         charts.loaders,
-        size=None,
+        whole=True,
     ),
     FigureKind(
         "energy",
@@ -137,9 +127,7 @@ KINDS = (
         "Power over time",
         "",
         time.power_over_time,
-        size=MAX_PANELS,
-        most=MAX_OVER_TIME,
-        shows=lambda series: time.median_runs(series, time.has_power),
+        has=time.has_power,
         missing="no run has power readings",
     ),
     FigureKind(
@@ -147,9 +135,7 @@ KINDS = (
         "Communication over time",
         "",
         time.timeline_over_time,
-        size=MAX_PANELS,
-        most=MAX_OVER_TIME,
-        shows=lambda series: time.median_runs(series, time.is_traced),
+        has=time.is_traced,
         missing="no run was traced (--timeline)",
     ),
 )
@@ -158,36 +144,33 @@ KINDS = (
 def draw_figures(
     experiment: Experiment, prefix: str, kinds: Sequence[FigureKind] | None = None
 ) -> tuple[list[Drawing], list[tuple[str, str]]]:
-    """Draws all figures that an experiment has data for.
+    """Draws all figures that an experiment has data for, of all KINDS or some.
 
-    Args:
-        experiment: What to draw. Traced runs have no times, but their timelines are drawn.
-        prefix: The beginning of the figures' file names.
-        kinds: The kinds of figures to draw; by default KINDS.
+    Traced runs have no times, but their timelines are drawn.
 
     Returns:
-        The figures, and the titles of those that could not be drawn, with the reasons.
+        The figures, whose file names begin with `prefix`; and the titles of those that could not be
+        drawn, with the reasons.
     """
     import matplotlib as mpl
 
     drawn: list[Drawing] = []
     missing: dict[tuple[str, str], None] = {}
     for kind in KINDS if kinds is None else kinds:
-        shown = [each for each in experiment.series if kind.shows(each)]
-        if not shown and kind.missing:
+        has, size = kind.has, MAX_PANELS if kind.has else MAX_SERIES
+        series = [each for each in experiment.series if has or each.timed]
+        if has:
+            series = [each for each in series if time.median_runs(each, has)]
+        if not series and kind.missing:
             missing[kind.title, kind.missing] = None
-        facets = _facets(shown, kind.size or len(shown)) if shown else []
-        if kind.most and len(facets) > kind.most:
-            num = sum(map(len, facets[: kind.most]))
-            missing[kind.title, f"only the first {num} series are shown"] = None
-            del facets[kind.most :]
-        for i, series in enumerate(facets, 1):
+        facets = [series] if series and kind.whole else _facets(series, size)
+        for i, shown in enumerate(facets, 1):
             slug, title = f"{prefix}-{kind.slug}", kind.title
             if len(facets) > 1:
                 slug, title = f"{slug}-{i}", f"{title} ({i} of {len(facets)})"
             try:
                 with mpl.rc_context(LOOK):
-                    found = kind.draw(experiment, series)
+                    found = kind.draw(experiment, shown)
                     figure, told = found if isinstance(found, tuple) else (found, "")
                     caption = kind.caption + told + _paper(experiment, kind.slug)
                     drawn.append(to_drawing(figure, slug, title, caption))
@@ -199,24 +182,22 @@ def draw_figures(
 def _paper(experiment: Experiment, slug: str) -> str:
     """Returns what to add to a caption where the paper has such a figure or table."""
     figure = published_figure(experiment.benchmark, experiment.mode, slug)
-    if not figure or slug != IMPROVEMENT:
-        return f" Corresponds to the paper's {figure}." if figure else ""
-    if not method_pairs(experiment):
-        return ""
-    return f" The improvement of chunked over original corresponds to the paper's {figure}."
+    if figure and slug == "improvement":
+        found = f" The improvement of chunked over original corresponds to the paper's {figure}."
+        return found if method_pairs(experiment) else ""
+    return f" Corresponds to the paper's {figure}." if figure else ""
 
 
 def _facets(series: Sequence[Series], size: int) -> list[list[Series]]:
     """Returns series in groups of the size of a figure; compared series stay together."""
-    if len(series) <= size:
-        return [list(series)]
     together: dict[str, list[Series]] = {}
     for each in series:
         others = {name: v for name, v in each.settings.items() if name not in BASES}
-        together.setdefault(describe(others), []).append(each)
-    facets: list[list[Series]] = [[]]
+        together.setdefault(describe(others) if len(series) > size else "", []).append(each)
+    facets: list[list[Series]] = []
     for group in together.values():
-        if facets[-1] and len(facets[-1]) + len(group) > size:
-            facets.append([])
-        facets[-1] += group
+        if facets and len(facets[-1]) + len(group) <= size:
+            facets[-1] += group
+        else:
+            facets.append(group)
     return facets

@@ -1,10 +1,13 @@
-"""Figures over time: what each rank does when, power, communication; and those of one run."""
+"""Figures over time: what each rank does when, power, communication; and those of one run.
+
+Each raises MissingDataError where the records lack what it shows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -55,11 +58,7 @@ SINCE_START = "seconds since the start of the run"
 
 
 def ranks_over_time(_experiment: Experiment, series: Sequence[Series]) -> Figure:
-    """Draws a panel per series with a row per rank: the median run on the most ranks.
-
-    Raises:
-        MissingDataError: All runs had one rank, or the times of individual ranks are missing.
-    """
+    """Draws a panel per series with a row per rank: the median run on the most ranks."""
     several = [each for each in series if each.timed[-1].num_ranks > 1]
     if not several:
         raise MissingDataError("all runs had one rank, which waits for no other")
@@ -67,13 +66,10 @@ def ranks_over_time(_experiment: Experiment, series: Sequence[Series]) -> Figure
     runs = {name: run for name, run in runs.items() if run.per_rank}
     if not runs:
         raise MissingDataError(f"the times of individual ranks are missing ({PER_RANK_NAME})")
-    num_rows = max(len(chosen_ranks(run)) for run in runs.values())
-    size = (WIDTH_INCHES, BESIDE_INCHES + ROW_INCHES * num_rows)
-    figure, plots = new_figure(len(runs), 1, size, sharex=True)
+    figure, plots = _rank_panels(len(runs), max(len(chosen_ranks(run)) for run in runs.values()))
     for axes, (name, run) in zip(plots, runs.items(), strict=True):
         _draw_ranks(axes, run, lambda phase: PHASES.get(phase.name, (phase.name,))[0])
         axes.set_title(f"{name}, {count(run['num_ranks'], 'rank')}", fontsize=9)
-    plots[-1].set_xlabel(SINCE_START)
     legend_below(figure, *plots)
     return figure
 
@@ -81,24 +77,28 @@ def ranks_over_time(_experiment: Experiment, series: Sequence[Series]) -> Figure
 def phases_figure(run: Run) -> Figure:
     """Draws the phases of each rank over time, above the power of a node where it was measured.
 
-    Of many ranks, a few are drawn; see `chosen_ranks`.
-
     Raises:
         MissingDataError: The record has no phases, or the values of the ranks are missing.
         CandleError: The values of the ranks, or the readings of power, cannot be read.
     """
     if not any(run.phase_spans()):
         raise MissingDataError("the times of the ranks are not beside the record")
-    has_power = run["energy_kind"] != "absent" and bool(run.power_files)
-    num_rows = max(len(chosen_ranks(run)), 10 if has_power else 4)
-    size = (WIDTH_INCHES, BESIDE_INCHES + ROW_INCHES * num_rows)
-    figure, plots = new_figure(1 + has_power, 1, size, sharex=True)
+    is_measured = run["energy_kind"] != "absent" and bool(run.power_files)
+    num_rows = max(len(chosen_ranks(run)), 10 if is_measured else 4)
+    figure, plots = _rank_panels(1 + is_measured, num_rows)
     _draw_ranks(plots[0], run, lambda phase: f"{phase.name}, {number(phase.seconds.max())} s")
-    if has_power:
-        _draw_power(plots[1], read_measured("", run))
-    plots[-1].set(xlabel=SINCE_START, xlim=(0, run["total_s"]))
+    if is_measured:
+        _draw_power(plots[1], run, _traces(run))
+    plots[0].set_xlim(0, run["total_s"])
     legend_below(figure, *plots)
     return figure
+
+
+def _rank_panels(num: int, num_rows: int) -> tuple[Figure, list[Axes]]:
+    size = (WIDTH_INCHES, BESIDE_INCHES + ROW_INCHES * num_rows)
+    figure, plots = new_figure(num, 1, size, sharex=True)
+    plots[-1].set_xlabel(SINCE_START)
+    return figure, plots
 
 
 def chosen_ranks(run: Run) -> list[int]:
@@ -169,26 +169,27 @@ def _read(
 
 
 def power_over_time(_experiment: Experiment, series: Sequence[Series]) -> tuple[Figure, str]:
-    """Draws power over time, a panel for each series with the phases of rank 0 behind it.
+    """Draws power over time, a panel for each series with the phases of rank 0 behind it."""
 
-    All panels have the same axes.
-    """
-    shown, problems = _read(series, has_power, read_measured)
+    def read(name: str, run: Run) -> tuple[str, Run, list[Trace], list[PhaseSpan]]:
+        return name, run, _traces(run), [each for each in run.phase_spans() if not each.within]
+
+    shown, problems = _read(series, has_power, read)
     figure, plots = new_figure(len(shown), 1, POWER_INCHES, sharex=True, sharey=True)
-    runs = [each.run for each in shown]
+    runs = [run for _, run, _, _ in shown]
     end_s = max(run["total_s"] or 0.0 for run in runs)
-    for axes, each in zip(plots, shown, strict=True):
+    for axes, (name, run, traces, phases) in zip(plots, shown, strict=True):
         axes.set_xlim(0, end_s)
-        _shade_phases(axes, each.phases, end_s)
-        _draw_power(axes, each)
-        nodes = f"node {each.node} of {each.run['num_nodes'] or 1:,}"
-        title = f"{each.name}, {count(each.run['num_ranks'], 'rank')}, {nodes}"
-        axes.set_title(fill(title, TITLE_CHARACTERS), fontsize=9, loc="left", pad=26)
+        _shade_phases(axes, phases, end_s)
+        _draw_power(axes, run, traces)
+        ranks, nodes = count(run["num_ranks"], "rank"), run["num_nodes"] or 1
+        title = fill(f"{name}, {ranks}, node {_node(run)} of {nodes:,}", TITLE_CHARACTERS)
+        axes.set_title(title, fontsize=9, loc="left", pad=26)
     plots[-1].set_xlabel(SINCE_START)
     legend_below(figure, *plots)
     kinds = listed(sorted({run["energy_kind"] for run in runs}))
     rates = listed([f"{hz:g}" for hz in sorted({run["power_hz"] or 0.0 for run in runs})])
-    others = sum(len(each.traces[MAX_LINES:]) for each in shown)
+    others = sum(len(traces[MAX_LINES:]) for _, _, traces, _ in shown)
     caption = (
         f"One run of each series: {kinds} power of the devices of one node, read at {rates} Hz,"
         " with the phases of rank 0 behind it."
@@ -222,71 +223,52 @@ def _shade_phases(axes: Axes, phases: Sequence[PhaseSpan], end_s: float) -> None
             axes.text(begin_s + seconds / 2, 1.01, "\n".join(lines), transform=place, **look)
 
 
-def _draw_power(axes: Axes, measured: MeasuredRun) -> None:
+def _traces(run: Run) -> list[Trace]:
+    """Reads the power of a run's first node with readings; a job may have thousands of nodes."""
+    traces = read_traces(run.power_files[0])
+    return sorted(traces, key=lambda each: DOMAINS.index(each.channel.domain))
+
+
+def _node(run: Run) -> int:
+    return int(run.power_files[0].stem.removeprefix("power-"))
+
+
+def _draw_power(axes: Axes, run: Run, traces: Sequence[Trace]) -> None:
     """Draws the power of the devices of a node, as many as can be told apart.
 
     That of an energy counter is the mean until its next reading; a single reading gives none.
     """
-    for i, trace in enumerate(measured.traces[:MAX_LINES]):
+    for i, trace in enumerate(traces[:MAX_LINES]):
         watts = trace.values
         if trace.channel.reading != "power":
             if len(watts) < 2:
                 continue
             watts = np.diff(watts) / np.diff(trace.times_s)
             watts = np.append(watts, watts[-1:])
-        label = f"node {measured.node}: {trace.channel.label}"
         look: Any = {"color": LINES[i % len(LINES)], "ls": "-" if i < len(LINES) else "--"}
-        axes.step(trace.times_s, watts, where="post", lw=1.2, label=label, **look)
-    simulated = ", simulated" * (measured.run["energy_kind"] == "simulated")
+        look["label"] = f"node {_node(run)}: {trace.channel.label}"
+        axes.step(trace.times_s, watts, where="post", lw=1.2, **look)
+    simulated = ", simulated" * (run["energy_kind"] == "simulated")
     axes.set_ylabel(f"power (W){simulated}")
     axes.set_ylim(bottom=0)
 
 
-class MeasuredRun(NamedTuple):
-    """A run, called `name`, with the readings of a node's devices, and its phases."""
+def run_figures(run: Run) -> tuple[list[Drawing], list[tuple[str, str]]]:
+    """Returns the figures of a run, and the titles of those that cannot be drawn, with reasons."""
 
-    name: str
-    run: Run
-    traces: Sequence[Trace]
-    phases: Sequence[PhaseSpan]
+    def communication(run: Run) -> Figure:
+        return timeline_figure([read_traced(run["benchmark"], run)])
 
-    @property
-    def node(self) -> int:
-        """The number of the node."""
-        return int(self.run.power_files[0].stem.removeprefix("power-"))
-
-
-def read_measured(name: str, run: Run) -> MeasuredRun:
-    """Reads the power of a run's first node with readings; a job may have thousands of nodes.
-
-    Raises:
-        DataError: The file of readings is missing or damaged.
-        RecordError: The values of the ranks are damaged.
-    """
-    traces = read_traces(run.power_files[0])
-    traces.sort(key=lambda each: DOMAINS.index(each.channel.domain))
-    return MeasuredRun(name, run, traces, [each for each in run.phase_spans() if not each.within])
-
-
-def run_drawings(run: Run) -> Iterator[Drawing | str]:
-    """Yields the figures of a run, or for one that cannot be drawn the reason."""
-    figures: list[tuple[str, str, Callable[[Run], Figure]]] = [
-        ("phases", "Phases", phases_figure),
-        ("curves", "Training", _curves),
-    ]
-    if is_traced(run):
-        figures.append(
-            (
-                "timeline",
-                "Communication over time",
-                lambda run: timeline_figure([read_traced(run.record.benchmark, run)]),
-            )
-        )
-    for slug, title, draw in figures:
+    kinds = {"phases": ("Phases", phases_figure), "curves": ("Training", _curves)}
+    if run.record.timeline:
+        kinds["timeline"] = ("Communication over time", communication)
+    drawn, missing = [], []
+    for slug, (title, draw) in kinds.items():
         try:
-            yield _drawn(run, slug, title, draw)
+            drawn.append(_drawn(run, slug, title, draw))
         except (CandleError, MissingDataError) as error:
-            yield f"{title}: {error}"
+            missing.append((title, str(error)))
+    return drawn, missing
 
 
 def phases_svg(run: Run) -> str:
