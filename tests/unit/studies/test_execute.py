@@ -109,7 +109,7 @@ def test_a_run_that_takes_too_long_is_ended(plan, monkeypatch):
     this = plan(["hang"], repeats=1)
     assert [*perform(this).values()] == ["failed"]
     record = read_record(this.runs[0].directory() / "run.json")
-    assert record.failure.reason == "ended at the study's time limit of 5 minutes"
+    assert "time limit of 5 minutes" in record.failure.reason
 
 
 def test_a_study_that_cannot_be_executed_is_refused(plan, tmp_path, monkeypatch):
@@ -201,10 +201,9 @@ def test_a_study_with_a_failed_run_ends_with_code_1_even_if_it_was_moved(
     assert f"planted failed; see {tmp_path}/moved/does-fail-np1-r0/study.log" in "".join(lines)
 
 
-@pytest.mark.parametrize("text", [None, "[]", "{", '{"study": "strong-nt3", "sizes": 1}'])
+@pytest.mark.parametrize("text", ["[]", "{", '{"study": "strong-nt3", "sizes": 1}'])
 def test_a_directory_without_a_study_is_refused(tmp_path, text):
-    if text is not None:
-        (tmp_path / "study.json").write_text(text)
+    (tmp_path / "study.json").write_text(text)
     with pytest.raises(RecordError, match=r"study\.json"):
         read_plan(tmp_path)
 
