@@ -52,19 +52,16 @@ def test_the_best_scales_are_those_that_can_run():
     assert best["least_energy_delay_ranks"]["value"] == 8
 
 
-def test_weak_scaling_has_an_efficiency_of_its_own():
-    source = planted(0.0, is_strong=False)
-    (point,) = forecast({"only": source}, [1024])
+def test_weak_scaling_has_an_efficiency_of_its_own_and_what_is_unknown_is_none():
+    source = planted(0.0, is_strong=False, watts=None)
+    (point,), best = forecast({"only": source}, [1024]), best_scale("only", source, [1024])
     assert point["efficiency"]["value"] == pytest.approx(0.5)
+    assert point["energy_j"] is best["least_energy_ranks"] is None
     assert not point["can_run"]
-    assert best_scale("only", source, [1024])["efficient_ranks"]["value"] == 32
-
-
-def test_what_is_unknown_is_none():
-    source = planted(1.0, watts=None, has_ideal=False)
-    (point,), best = forecast({"only": source}, [4]), best_scale("only", source, [4])
-    assert point["energy_j"] is point["efficiency"] is None
-    assert best["least_energy_ranks"] is best["efficient_ranks"] is None
+    assert best["efficient_ranks"]["value"] == 32
+    source = planted(1.0, has_ideal=False)
+    assert forecast({"only": source}, [4])[0]["efficiency"] is None
+    assert best_scale("only", source, [4])["efficient_ranks"] is None
 
 
 def test_readings_give_the_first_as_value_and_their_span():
@@ -72,7 +69,7 @@ def test_readings_give_the_first_as_value_and_their_span():
     assert point["time_s"] == pytest.approx({"value": 57.6, "low": 57.6, "high": 70.4})
 
 
-def test_values_are_read():
+def test_changes_are_read():
     found = Changes.parse(["file_system=2", "network=0.5", "epochs_per_rank=8", "batch_size=40"])
     assert found == Changes(2.0, 0.5, None, 8, 40)
     assert str(found).startswith("file system 2 times as fast, network 0.5 times as fast, epochs")
@@ -82,21 +79,20 @@ def test_values_are_read():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["netwerk=2"], "did you mean 'network'"),
-        (["network"], "network takes a factor"),
-        (["network=fast"], "network takes a factor"),
-        (["network=0"], "more than 0"),
-        (["network=nan"], "more than 0"),
-        (["epochs=1.5"], "epochs takes a whole number"),
-        (["epochs=-1"], "more than 0"),
-        (["epochs=2", "epochs=3"], "given twice"),
-        (["epochs=2", "epochs_per_rank=3"], "only one"),
+        ("netwerk=2", "did you mean 'network'"),
+        ("network", "network takes a factor"),
+        ("network=fast", "network takes a factor"),
+        ("network=0", "more than 0"),
+        ("network=nan", "more than 0"),
+        ("epochs=1.5", "epochs takes a whole number"),
+        ("epochs=-1", "more than 0"),
+        ("epochs=2 epochs=3", "given twice"),
+        ("epochs=2 epochs_per_rank=3", "only one"),
     ],
 )
 def test_what_is_not_possible_is_refused(words, message):
-    with pytest.raises(ParameterError, match=message) as caught:
-        Changes.parse(words)
-    assert "--set" in str(caught.value)
+    with pytest.raises(ParameterError, match=f"--set .*{message}"):
+        Changes.parse(words.split())
 
 
 def test_epochs_and_batches_change_the_shape():

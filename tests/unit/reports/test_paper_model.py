@@ -94,24 +94,18 @@ def test_every_combination_of_readings_is_a_sample():
     assert found.total_s.shape == (len(set(READINGS)),) == (2 * 2 * 2 * 3 * 3,)
     assert (found.total_s > 0).all()
     assert found.watts is None
+    alone = samples("nt3", "strong", "original", 1).phases_s  # as in Table 3
+    assert alone["loading"] == pytest.approx(103.97)
+    assert not alone["waiting for the slowest loader"].any()
+    assert alone["computing"] == pytest.approx(384 * 10.3)
 
 
-def test_one_process_has_the_times_of_table_3():
-    times = samples("nt3", "strong", "original", 1).phases_s
-    assert times["loading"] == pytest.approx(103.97)
-    assert not times["waiting for the slowest loader"].any()
-    assert times["computing"] == pytest.approx(384 * 10.3)
-
-
-def test_a_faster_file_system_or_network_shortens_what_a_job_takes_in_addition():
+def test_what_if_a_job_were_faster_or_trained_more():
     plain = samples("nt3", "weak", "original", 3072).phases_s
     found = samples("nt3", "weak", "original", 3072, file_system=2, network=2).phases_s
     assert found["loading"][0] == pytest.approx(103.97 + (153 - 103.97) / 2)
     assert found["exposed communication"] == pytest.approx(plain["exposed communication"] / 2)
     assert found["computing"] == pytest.approx(plain["computing"])
-
-
-def test_epochs_can_be_changed_and_batches_cannot():
     more = gain_of("nt3", "weak", 3072, Changes(epochs_per_rank=16))
     assert more["value"] < gain_of("nt3", "weak", 3072)["value"]
     with pytest.raises(ParameterError, match="--set batch_size"):
