@@ -53,13 +53,8 @@ def test_no_interval_costs_less_than_the_best_one(cost_s, mtbf_s, restart_s):
             assert daly <= best * 1.001
 
 
-def test_a_longer_restart_costs_more_but_does_not_change_the_interval():
-    ratios = [expected_ratio(600, 2, 86_400, restart_s) for restart_s in (0, 60, 3600)]
-    assert ratios == sorted(ratios)
+def test_a_restart_is_a_cost_of_every_failure_and_no_ratio_overflows():
+    ratios = [expected_ratio(600, 2, 86_400, restart_s) for restart_s in (0, 60)]
     assert ratios[0] == pytest.approx(1 + 2 / 600 + 300 / 86_400, rel=1e-3)  # to first order
     assert ratios[1] / ratios[0] == pytest.approx(math.exp(60 / 86_400))
-
-
-def test_a_run_that_never_ends_has_an_infinite_ratio():
-    assert expected_ratio(1e6, 1, 1, 0) == math.inf
-    assert expected_ratio(1, 1, 1, 1e6) == math.inf
+    assert expected_ratio(1e6, 1, 1, 0) == expected_ratio(1, 1, 1, 1e6) == math.inf

@@ -14,14 +14,8 @@ from candle_p1.benchmark import find_benchmark
 from candle_p1.distributed.backend import choose_backend
 from candle_p1.errors import CandleError, ParameterError
 
-ROOFLINE = dict.fromkeys(("flops", "used_flops"), 6e9) | {
-    "matmul_flops_per_s": 100e9,
-    "gemm_s": 0.06,
-    "optimizer_bytes": 3e9,
-    "copy_bytes_per_s": 50e9,
-    "optimizer_s": 0.06,
-    "total_s": 0.12,
-}
+NAMES = ("flops", "used_flops", "matmul_flops_per_s", "gemm_s", "optimizer_bytes", "optimizer_s")
+ROOFLINE = dict.fromkeys((*NAMES, "copy_bytes_per_s"), 1e9) | {"total_s": 0.12}
 OUTCOME = {
     "steps_s": [0.2, 0.1, 0.3],
     "losses": [0.7, 0.6, 0.5],
@@ -98,7 +92,6 @@ def test_several_ranks_are_compared_with_one_process_and_with_no_allreduce(steps
     assert report["communication"]["exposed_s"] == pytest.approx(0.1)
     assert report["communication"]["share"] == pytest.approx(0.25)
     ours = report["results"][0]
-    assert ours["samples_per_s"] == pytest.approx(40 / 0.4)
     assert ours["speedup"]["one process"] == pytest.approx((40 / 0.4) / (20 / 0.25))
 
 
