@@ -190,7 +190,7 @@ def compare(a: Side, b: Side) -> RunComparison:
             " of the same benchmark"
         )
     for side in (a, b):
-        if not len(side.timed):
+        if not any(run["status"] == "ok" for run in side.runs):
             raise ParameterError(
                 f"{side.name}: no run has finished, so there is nothing to compare"
             )

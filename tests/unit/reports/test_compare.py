@@ -223,6 +223,8 @@ def test_energies_of_different_parts_are_not_compared():
 def test_incomparable_runs_are_refused(planted, message):
     with pytest.raises(ParameterError, match=message):
         compared([{}], planted)
+    with pytest.raises(ParameterError, match="no run has finished"):
+        compared([], [])
 
 
 def invoke(*words):
