@@ -129,13 +129,11 @@ class Comm(harness.Comparison):
         while size <= self.max_bytes:
             sizes += [size] if size < HUGE_BYTES else [size, size * 3 // 2]
             size *= 4 if size < LARGE_BYTES else 2
-        return [size for size in sizes if size <= self.max_bytes]
+        return [size for size in sizes if self.is_wanted(size)]
 
-    @property
-    def gradients(self) -> list[int]:
-        """The sizes of the benchmarks' gradients."""
-        sizes = sorted(GRADIENT_BYTES.values())
-        return [size for size in sizes if self.min_bytes <= size <= self.max_bytes]
+    def is_wanted(self, num_bytes: int) -> bool:
+        """Returns whether a size is between the smallest and the largest one."""
+        return self.min_bytes <= num_bytes <= self.max_bytes
 
     def task(self, *names: str) -> CommTask:
         """Returns what measures some transports."""
@@ -145,7 +143,7 @@ class Comm(harness.Comparison):
             transports=names,
             operations=[name for name in OPERATIONS if name in chosen],
             sizes=self.sizes,
-            gradients=self.gradients,
+            gradients=list(filter(self.is_wanted, GRADIENT_BYTES.values())),
             seconds=self.seconds,
             overlaps=not self.no_overlap,
         )
@@ -196,7 +194,7 @@ class Comm(harness.Comparison):
         settings = {name: each for found in outcomes for name, each in found["settings"].items()}
         points = [point for found in outcomes for point in found["points"]]
         limit_bytes = min(found["limit_bytes"] for found in outcomes)
-        wanted = {*self.sizes, *self.gradients}
+        wanted = {*self.sizes, *filter(self.is_wanted, GRADIENT_BYTES.values())}
         missing = {name: missing_packages(name) for name in TRANSPORTS if name not in settings}
         return {
             "launched": self.is_launched,
@@ -223,12 +221,9 @@ class Comm(harness.Comparison):
         for path, what in ((self.picture, "picture"), (self.html, "page")):
             if path is None:
                 continue
-            content: str | bytes = ""
-            if what == "page":
-                content = comm_report.page(report)
-            else:
-                drawn = comm_report.figure(report)
-                content = drawn.png if path.suffix == ".png" else drawn.svg
+            drawn = comm_report.figure(report)
+            image = drawn.png if path.suffix == ".png" else drawn.svg
+            content = image if what == "picture" else comm_report.page(report, drawn)
             try:
                 write_atomically(path, content)
             except OSError as error:

@@ -334,10 +334,10 @@ RANGES = {
 }
 
 
-def page(report: Report) -> str:
+def page(report: Report, drawn: Drawing) -> str:
     """Returns a page, as HTML, with the figure and everything that is printed."""
     title, *shown = render(report)
-    return render_page(page_of(str(title), shown, [figure(report)]))
+    return render_page(page_of(str(title), shown, [drawn]))
 
 
 def figure(report: Report) -> Drawing:

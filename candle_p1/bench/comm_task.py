@@ -89,10 +89,9 @@ class CommTask(BenchTask):
                 f"there is one rank, and {ONE_RANK}: give --np, or start this command on several"
                 " ranks with the machine's launcher"
             )
+        one_node = comm.num_nodes == 1
         possible = [
-            name
-            for name in self.transports
-            if comm.num_nodes == 1 or not TRANSPORTS[name].on_one_node
+            name for name in self.transports if one_node or not TRANSPORTS[name].on_one_node
         ]
         if not possible:
             raise ParameterError(
@@ -153,9 +152,11 @@ class CommTask(BenchTask):
             num_bytes, times = num * ELEMENT_BYTES, timers[num].times()
             rate = num_bytes / times["mean_s"]
             found.append(
-                {"transport": name, "operation": operation, "bytes": num_bytes}
-                | times
-                | {
+                {
+                    "transport": name,
+                    "operation": operation,
+                    "bytes": num_bytes,
+                    **times,
                     "algorithm_bytes_per_s": rate,
                     "bus_bytes_per_s": rate * kind.bus_factor(comm.size),
                     "gradients_of": names.get(num_bytes) if operation == ALLREDUCE else None,

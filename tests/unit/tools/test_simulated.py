@@ -5,8 +5,6 @@ import threading
 import numpy as np
 import pytest
 
-from candle_p1.data.cooperative import read_together
-from candle_p1.data.table import CsvLayout
 from candle_p1.distributed.comm import Attempt, check_ranks, on_first_rank
 from candle_p1.distributed.launch_environment import LaunchedRank
 from candle_p1.distributed.shared_file import NoRoomError, agree_on_room
@@ -126,18 +124,14 @@ def test_what_ranks_agree_on_costs_each_of_them_no_more_at_thousands(num_ranks):
     assert received[0, 1] <= 10 * depth
 
 
-def test_an_error_of_all_ranks_reaches_each_of_them_once():
+@pytest.mark.parametrize("agree", [lambda fail, comm: Attempt(fail).agree(comm), agree_on_room])
+def test_an_error_of_all_ranks_reaches_each_of_them_once(agree):
     def fail():
-        raise DataError("is empty", "x.csv")
+        raise NoRoomError("is empty", "x.csv")
 
     def work(comm):
         with pytest.raises(DataError, match=r"^x\.csv: is empty$"):
-            Attempt(fail).agree(comm)
-        with pytest.raises(DataError, match=r"^x\.csv: is empty$"):
-            agree_on_room(fail_for_lack_of_room, comm)
-
-    def fail_for_lack_of_room():
-        raise NoRoomError("is empty", "x.csv")
+            agree(fail, comm)
 
     job = SimulatedJob(256, ranks_per_node=8)
     job.run(work)
@@ -154,15 +148,3 @@ def test_an_error_of_one_rank_of_many_reaches_all():
             Attempt(lambda: fail(comm)).agree(comm)
 
     SimulatedJob(128).run(work)
-
-
-def test_a_table_is_read_by_many_ranks_together(tmp_path):
-    rows = np.arange(1, 600 * 5 + 1, dtype=np.float32).reshape(600, 5)
-    path = tmp_path / "table.csv"
-    np.savetxt(path, rows, fmt="%d", delimiter=",")
-
-    def work(comm):
-        table = read_together(path, CsvLayout(), comm, block_bytes=256)
-        np.testing.assert_array_equal(table.values, rows)
-
-    SimulatedJob(24, ranks_per_node=24).run(work)
