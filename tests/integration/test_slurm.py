@@ -88,31 +88,16 @@ def slurm(data_directory):
 
 @pytest.fixture(scope="module")
 def submit(slurm, tmp_path_factory):
-    """Submits NT3 on two ranks; returns the job's id and the directory of its script and record."""
+    """Submits NT3 on two ranks; returns the jobs' ids and the directory of script and record."""
 
     def submit(*arguments, before=(), **variables):
-        (job,), directory = submit_jobs(slurm, tmp_path_factory, arguments, before, variables)
-        return job, directory
+        command = [sys.executable, "-c", SUBMIT, "nt3", "--machine", "shared", "--nodes", "1"]
+        place = tmp_path_factory.mktemp("job")
+        output = run([*before, *command, *arguments], place, slurm, variables)
+        found = re.search(r"submitted jobs? ([\d, ]+): ?(\S+)", output.replace("\n", ""))
+        return found[1].split(", "), Path(found[2]).parent
 
     return submit
-
-
-@pytest.fixture(scope="module")
-def submit_chain(slurm, tmp_path_factory):
-    """As `submit`, for a chain; returns the ids of its jobs in a list."""
-
-    def submit_chain(*arguments, **variables):
-        return submit_jobs(slurm, tmp_path_factory, arguments, (), variables)
-
-    return submit_chain
-
-
-def submit_jobs(slurm, tmp_path_factory, arguments, before, variables):
-    command = [sys.executable, "-c", SUBMIT, "nt3", "--machine", "shared", "--nodes", "1"]
-    place = tmp_path_factory.mktemp("job")
-    output = run([*before, *command, *arguments], place, slurm, variables)
-    found = re.search(r"submitted jobs? ([\d, ]+): ?(\S+)", output.replace("\n", ""))
-    return found[1].split(", "), Path(found[2]).parent
 
 
 @pytest.fixture
@@ -149,7 +134,8 @@ def limited_job(submit):
 def ended(slurm):
     """Waits for the end of a job; returns its record and what it printed."""
 
-    def ended(job, directory):
+    def ended(jobs, directory):
+        job = jobs[-1]
         wait_until(lambda: slurm.has_ended(job), LIMIT_S)
         path = directory / "run.json"
         assert path.exists(), printed_by(directory) + slurm.logs()
@@ -175,28 +161,22 @@ def run(command, directory, slurm, variables):
     return done.stdout
 
 
-def printed_by(directory):
-    """Returns what jobs have printed."""
-    return "\n".join(path.read_text() for path in directory.glob("*.out"))
-
-
-def printed_by_job(directory, job):
-    """Returns what a job has printed so far."""
-    path = directory / f"job.{job}.out"
-    return path.read_text() if path.exists() else ""
+def printed_by(directory, job=None):
+    """Returns what jobs, or one job, have printed so far."""
+    pattern = f"job.{job}.out" if job else "*.out"
+    return "\n".join(path.read_text() for path in directory.glob(pattern))
 
 
 def test_from_submission_to_record(limited_job, submit, ended):
     flags = f"{SMALL} {STEPS} --epochs 1 --epochs_scaling weak"
-    job, directory = submit("--", *flags.split(), CANDLE_P1_PREFLIGHT="1")
-    record, printed = ended(job, directory)
+    record, printed = ended(*submit("--", *flags.split(), CANDLE_P1_PREFLIGHT="1"))
     assert record["status"] == "ok", printed
     assert_ranks(record, "srun", [(0, 0), (0, 1)])
     assert "srun --nodes=1 --ntasks=2 --ntasks-per-node=2 --export=ALL --mpi=pmix" in printed
 
 
 def test_a_rank_that_is_killed_leaves_a_failed_record(limited_job, slurm, submit, ended):
-    job, directory = submit("--", *ENDLESS.split())
+    (job,), directory = submit("--", *ENDLESS.split())
     wait_until(lambda: "/200000" in printed_by(directory) or slurm.has_ended(job), LIMIT_S)
     assert "/200000" in printed_by(directory), printed_by(directory) + slurm.logs()
     rank = next(
@@ -206,26 +186,26 @@ def test_a_rank_that_is_killed_leaves_a_failed_record(limited_job, slurm, submit
         and process.info["environ"].get("PMIX_RANK") == "1"
     )
     os.kill(rank.pid, signal.SIGKILL)
-    record, printed = ended(job, directory)
+    record, printed = ended([job], directory)
     assert record["status"] == "failed", printed
     assert (record["failure"]["rank"], record["failure"]["pid"]) == (1, rank.pid)
     assert "died" in record["failure"]["reason"]
     assert slurm.state(job).strip() == "FAILED"
 
 
-def test_a_chain_of_jobs_continues_one_run(limited_job, slurm, submit_chain, paced, ended):
+def test_a_chain_of_jobs_continues_one_run(limited_job, slurm, submit, paced, ended):
     """Two jobs are warned as Slurm warns them of their limit, the third completes the run."""
     flags = f"{SMALL} --epochs 6 --epochs_scaling weak"
-    jobs, directory = submit_chain("--chain", "4", "--", *flags.split(), **paced)
+    jobs, directory = submit("--chain", "4", "--", *flags.split(), **paced)
     for job in jobs[:2]:
-        wait_until(lambda job=job: "/6 " in printed_by_job(directory, job), LIMIT_S)
+        wait_until(lambda job=job: "/6 " in printed_by(directory, job), LIMIT_S)
         slurm.say("scancel", "--batch", "--signal=USR1", job)
         wait_until(lambda job=job: slurm.has_ended(job), LIMIT_S)
         assert slurm.state(job).strip() == "FAILED", printed_by(directory)
     wait_until(lambda: slurm.has_ended(jobs[3]), LIMIT_S)
     assert [slurm.state(job).strip() for job in jobs[2:]] == ["COMPLETED"] * 2
-    assert "srun" not in printed_by_job(directory, jobs[3])
-    record, printed = ended(jobs[3], directory)
+    assert "srun" not in printed_by(directory, jobs[3])
+    record, printed = ended(jobs, directory)
     assert_parts(record, ["interrupted", "interrupted", "ok"], printed)
     assert record["whole"]["lost_steps"] == 0
     assert len(record["training"]["epochs"]) == 6
@@ -246,14 +226,14 @@ def test_the_time_limit_leaves_an_interrupted_record(limited_job, ended):
 
 
 @pytest.mark.skipif(MINUTES is None, reason="CANDLE_P1_CHAIN_MINUTES is not set")
-def test_a_run_that_takes_twice_the_time_limit(slurm, submit_chain, paced, ended):
+def test_a_run_that_takes_twice_the_time_limit(slurm, submit, paced, ended):
     """Slurm itself warns the jobs. With CANDLE_P1_CHAIN_MINUTES=2 this takes five minutes."""
     limit_s = 60 * int(MINUTES)
     epochs = round(1.75 * limit_s / EPOCH_S)  # to start and to validate takes time, too
     flags = f"{SMALL} --epochs {epochs} --epochs_scaling weak"
-    jobs, directory = submit_chain("--time", MINUTES, "--chain", "3", "--", *flags.split(), **paced)
+    jobs, directory = submit("--time", MINUTES, "--chain", "3", "--", *flags.split(), **paced)
     wait_until(lambda: slurm.has_ended(jobs[2]), 4 * limit_s)
-    record, printed = ended(jobs[2], directory)
+    record, printed = ended(jobs, directory)
     assert_parts(record, ["interrupted", "interrupted", "ok"], printed)
     assert record["whole"]["total_s"] > 1.75 * limit_s
 
@@ -267,7 +247,7 @@ def test_a_study_is_a_chain_of_jobs(slurm, ended, tmp_path):
     (first, _), (second, _) = jobs
     assert f"afterany:{first}" in slurm.say("scontrol", "show", "job", second)
     for job, script in jobs:
-        record, printed = ended(job, Path(script).parent)
+        record, printed = ended([job], Path(script).parent)
         assert record["status"] == "ok", printed
         assert record["launcher"] == "srun"
     output = run([sys.executable, "-c", SUBMIT, *line], tmp_path, slurm, {})
@@ -293,7 +273,7 @@ def test_runs_of_a_study_as_an_array_with_a_staged_environment(slurm, ended, tmp
     for directory in runs:
         job = (directory / "job.id").read_text().strip()
         assert job.startswith(f"{array_id}_")
-        record, printed = ended(job, directory)
+        record, printed = ended([job], directory)
         assert record["status"] == "ok", printed
         place = f"{tmp_path}/node/candle_p1-env-"
         assert any(word.startswith(place) for word in record["command"]), printed
