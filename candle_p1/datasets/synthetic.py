@@ -81,8 +81,7 @@ def ensure(
         DataError: It cannot be written.
     """
     directory = data_directory() / "synthetic" / f"{recipe.name}-{size}-{seed}-v{recipe.version}"
-    found = _find(recipe, size, seed, directory)  # first without the lock, for which jobs queue
-    return found or _make(recipe, size, seed, directory, progress)
+    return make(recipe, size, directory, seed, progress, may_replace=True)
 
 
 def make(
@@ -91,54 +90,40 @@ def make(
     directory: Path,
     seed: int,
     progress: Progress | None = None,
+    *,
+    may_replace: bool = False,
 ) -> Manifest:
     """Makes a data set in a directory, unless the same one is already there and complete.
 
     Raises:
         ParameterError: The recipe has no such size.
-        DataError: The directory has other files with these names, or cannot be written to.
+        DataError: The directory has other files with these names, which it may not replace, or
+            cannot be written to.
     """
+    if size not in recipe.sizes:
+        raise ParameterError(f"unknown size {size!r}: {recipe.name} has {', '.join(recipe.sizes)}")
     directory = directory.absolute()
-    found = _find(recipe, size, seed, directory)
+    wanted = {"name": recipe.name, "size": size, "seed": seed, "version": recipe.version}
+
+    def find() -> Manifest | None:
+        found = Manifest.read(directory)
+        return found if found and found.made_of == wanted and found.whole else None
+
+    if found := find():  # first without the lock, for which jobs queue
+        return found
     others = [name for name in recipe.roles.values() if (directory / name).exists()]
-    if others and not found:
+    if others and not may_replace:
         raise DataError(
             f"the directory already has {', '.join(others)}, which would be replaced: name another"
             " directory with --out, or remove the files",
             directory,
         )
-    return found or _make(recipe, size, seed, directory, progress)
-
-
-def synthetic_sets(recipe: SyntheticRecipe) -> list[Manifest]:
-    """Returns a recipe's data sets in the data directory, which runs have generated."""
-    found = sorted((data_directory() / "synthetic").glob(f"{recipe.name}-*"))
-    manifests = [Manifest.read(directory) for directory in found]
-    return [each for each in manifests if each and each.made_of.get("name") == recipe.name]
-
-
-def _find(recipe: SyntheticRecipe, size: str, seed: int, directory: Path) -> Manifest | None:
-    if size not in recipe.sizes:
-        raise ParameterError(f"unknown size {size!r}: {recipe.name} has {', '.join(recipe.sizes)}")
-    manifest = Manifest.read(directory)
-    wanted = _made_of(recipe, size, seed)
-    return manifest if manifest and manifest.made_of == wanted and manifest.whole else None
-
-
-def _made_of(recipe: SyntheticRecipe, size: str, seed: int) -> dict[str, Any]:
-    return {"name": recipe.name, "size": size, "seed": seed, "version": recipe.version}
-
-
-def _make(
-    recipe: SyntheticRecipe, size: str, seed: int, directory: Path, progress: Progress | None
-) -> Manifest:
     remedy = (
         f"use a directory with enough space: set {DATA_DIRECTORY_VARIABLE}, or give candle-p1 data"
         " make another --out"
     )
     with storing(directory, remedy), locked(directory):
-        found = _find(recipe, size, seed, directory)  # another job may have made it in the meantime
-        if found:
+        if found := find():  # another job may have made it in the meantime
             return found
         files = recipe.files(size, seed)
         partial = {file.name: partial_path(directory, file.name) for file in files}
@@ -150,9 +135,16 @@ def _make(
         finally:
             for path in partial.values():
                 path.unlink(missing_ok=True)
-        manifest = Manifest(directory, _made_of(recipe, size, seed), facts)
+        manifest = Manifest(directory, wanted, facts)
         manifest.write()
     return manifest
+
+
+def synthetic_sets(recipe: SyntheticRecipe) -> list[Manifest]:
+    """Returns a recipe's data sets in the data directory, which runs have generated."""
+    found = sorted((data_directory() / "synthetic").glob(f"{recipe.name}-*"))
+    manifests = [Manifest.read(directory) for directory in found]
+    return [each for each in manifests if each and each.made_of.get("name") == recipe.name]
 
 
 def _write(file: SyntheticFile, path: Path, progress: Progress | None) -> dict[str, Any]:

@@ -140,6 +140,13 @@ def test_a_server_that_sends_byte_by_byte_is_given_up(serve, get, monkeypatch, b
     assert NAME not in get.left()
 
 
+def test_a_server_that_stays_silent_is_given_up(serve, get, monkeypatch):
+    monkeypatch.setattr(download, "TIMEOUTS_S", (1, 0.1))
+    server = serve(lambda *_: server.closed.wait(5))
+    with pytest.raises(DataError, match="does not answer"):
+        get(server.url)
+
+
 def test_a_slow_server_is_waited_for_if_the_limit_says_so(serve, get, monkeypatch):
     monkeypatch.setattr(download, "SLOW_S", 0.1)
     head, rest = reply()[:-1000], CONTENT[-1000:]
