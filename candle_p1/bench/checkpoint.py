@@ -57,13 +57,7 @@ ROOM = 3
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointTask(BenchmarkTask):
-    """Saves the state of a training several times.
-
-    Attributes:
-        variant: One of SAVERS.
-        directory: Where it is saved.
-        samples_memory: Whether memory is sampled, instead of times.
-    """
+    """Saves the state of a training several times, as one of SAVERS does."""
 
     variant: str = OURS
     directory: str = "."
@@ -180,8 +174,6 @@ class Checkpoint(harness.BenchmarkComparison):
     disk, how fast they are written compared with a plain synced write of the same size, how much
     memory is used, and how much steps slow down meanwhile; then the intervals that Young and Daly
     advise.
-
-    All other flags go to the benchmark.
     """
 
     examples: ClassVar[Sequence[str]] = (

@@ -209,13 +209,7 @@ class Comparison:
 
 @dataclass(kw_only=True)
 class BenchmarkComparison(Comparison):
-    """A comparison of tasks of one benchmark.
-
-    Attributes:
-        benchmark: Its name, path or module.
-        flags: Flags for it.
-        files: Its files; none before `prepare` has located them.
-    """
+    """A comparison of tasks of one benchmark, whose files are known after `prepare`."""
 
     benchmark: str
     flags: Sequence[str] = ()

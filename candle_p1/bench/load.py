@@ -21,10 +21,10 @@ from candle_p1.bench.file_cache import STATES, prepare_files
 from candle_p1.bench.harness import MB, MEMORY, Job, Measured, Result, megabytes, option
 from candle_p1.bench.memory import MemorySampler, growth, peak_of_sum_bytes
 from candle_p1.bench.task import BenchmarkTask, Outcome, bind_cores, load_sample
-from candle_p1.benchmark import Benchmark, find_benchmark
+from candle_p1.benchmark import find_benchmark
 from candle_p1.data.cache import list_caches
 from candle_p1.data.csv import LIBRARIES, READERS, installed_readers
-from candle_p1.data.reader import Reader, loading
+from candle_p1.data.reader import FileSet, Reader, loading
 from candle_p1.distributed.comm import Attempt, Communicator, SerialCommunicator
 from candle_p1.errors import ParameterError, SetupError, did_you_mean
 from candle_p1.figures import compared_times
@@ -48,13 +48,7 @@ RANKED_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class LoadTask(BenchmarkTask):
-    """Loads the files of a benchmark once, as a run does.
-
-    Attributes:
-        method: The loader.
-        threads: Threads of each rank, for loaders that use threads; 0 is its share of the cores.
-        samples_memory: Whether memory is sampled meanwhile.
-    """
+    """Loads the files of a benchmark once, as a run does."""
 
     own_flags: ClassVar[Mapping[str, str]] = {
         "loader": "use --methods",
@@ -62,7 +56,7 @@ class LoadTask(BenchmarkTask):
     }
 
     method: str
-    threads: int = 0
+    threads: int = 0  # its share of the cores
     samples_memory: bool = False
 
     @property
@@ -70,43 +64,40 @@ class LoadTask(BenchmarkTask):
         """The loader and its threads."""
         return {"loader": self.method, "load_threads": self.threads}
 
+    def open_reader(
+        self, params: ParameterSet, files: FileSet, comm: Communicator, threads: int
+    ) -> Reader:
+        """Returns what reads the files; collective."""
+        return Reader(files, loading(params, comm, threads))
+
     def measure(self, comm: Communicator) -> Outcome:
         benchmark, params, files = self.locate(comm)
         threads = bind_cores(comm, self.threads)
         load_sample(params, comm, threads)
-        reader = Reader(files, loading(params, comm, threads))
+        reader = self.open_reader(params, files, comm, threads)
         sampler = MemorySampler() if self.samples_memory else None
+        before = _bytes_read()
+        comm.barrier()
+        start = time.perf_counter()
+        load = Attempt(lambda: benchmark.load_data(reader, params))
+        seconds = time.perf_counter() - start
+        after = _bytes_read()
+        load.agree(comm)
+        if not reader.table_s:
+            raise ParameterError(
+                f"{benchmark.name} reads no table with reader.read, so there is nothing to compare"
+            ).on_all_ranks()
+        reader.digest()  # touches every value, so that memory-mapped files count as memory too
         return {
-            **timed_load(benchmark, reader, params, comm),
+            "elapsed_s": seconds,
+            **{name: after[name] - before[name] for name in after},
             "file_s": reader.table_s,
             "threads": threads,
             "matrix_bytes": reader.matrix_bytes,
             "checked": {str(files.paths[role]): each for role, each in reader.digests.items()},
             "memory": growth(sampler.stop()) if sampler else [],
+            "reads": {role: log.since_zero() for role, log in reader.reads.items()},
         }
-
-
-def timed_load(
-    benchmark: Benchmark, reader: Reader, params: ParameterSet, comm: Communicator
-) -> Outcome:
-    """Loads, and returns the time of this rank and the bytes that it has read; collective.
-
-    Raises:
-        CandleError: Some rank cannot load; the same on every rank.
-    """
-    before = _bytes_read()
-    comm.barrier()
-    start = time.perf_counter()
-    load = Attempt(lambda: benchmark.load_data(reader, params))
-    seconds = time.perf_counter() - start
-    after = _bytes_read()
-    load.agree(comm)
-    if not reader.table_s:
-        raise ParameterError(
-            f"{benchmark.name} reads no table with reader.read, so there is nothing to compare"
-        ).on_all_ranks()
-    reader.digest()  # touches every value, so that memory-mapped files count as memory too
-    return {"elapsed_s": seconds, **{name: after[name] - before[name] for name in after}}
 
 
 def _bytes_read() -> dict[str, int]:
@@ -148,8 +139,6 @@ class Load(harness.BenchmarkComparison):
 
     Every load is a job of its own. Memory is measured in a job that is not timed. All methods must
     read the same values.
-
-    All other flags go to the benchmark.
     """
 
     examples: ClassVar[Sequence[str]] = (

@@ -37,12 +37,7 @@ PROGRAM = (
 
 @dataclass(frozen=True)
 class OtherEnvironment:
-    """Another Python environment.
-
-    Attributes:
-        python: The path of its interpreter.
-        backend: The backend of Keras there.
-    """
+    """Another Python environment: its interpreter, and the backend that Keras has there."""
 
     python: str
     backend: str
@@ -92,11 +87,7 @@ def _variables() -> dict[str, str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Describes this environment, or runs a job in it; returns the exit code.
-
-    Args:
-        arguments: Nothing, or the directory of the job and its number of ranks.
-    """
+    """Describes this environment or, given a directory and a number of ranks, runs a job in it."""
     try:
         if not arguments:
             print(json.dumps({"version": candle_p1.__version__, "backend": choose_backend()}))

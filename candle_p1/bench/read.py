@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from candle_p1.bench import harness
 from candle_p1.bench.file_cache import prepare_files
 from candle_p1.bench.harness import MB, Job, Measured, Result, megabytes, option
-from candle_p1.bench.load import timed_load
-from candle_p1.bench.task import BenchmarkTask, Outcome, bind_cores, load_sample
+from candle_p1.bench.load import LoadTask
+from candle_p1.bench.task import Outcome
 from candle_p1.data.reader import FileSet, Reader, loading
 from candle_p1.data.source import OpenSource, Source, open_together
 from candle_p1.distributed.comm import Attempt, Communicator, SerialCommunicator
@@ -36,6 +36,7 @@ from candle_p1.text import count
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from candle_p1.parameters.parameter_set import ParameterSet
     from candle_p1.records.types import ReadingFacts
 
 LOADER = "parallel"
@@ -48,13 +49,12 @@ INDEPENDENT = "independent"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadTask(BenchmarkTask):
+class ReadTask(LoadTask):
     """Loads the files of a benchmark once, from a source that may be slow.
 
     Attributes:
         delay_s: Extra time that reading each block takes.
         num_blocks: Into how many blocks the largest file is divided; 0: as in a run.
-        threads: Threads of each rank.
         independent: Whether each rank loads its part of the files, by itself.
     """
 
@@ -63,37 +63,30 @@ class ReadTask(BenchmarkTask):
         "load_threads": "use --threads",
     }
 
+    method: str = LOADER
     delay_s: float = 0.0
     num_blocks: int = 0
-    threads: int = 1
     independent: bool = False
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The loader and its threads."""
-        return {"loader": LOADER, "load_threads": self.threads}
-
-    def measure(self, comm: Communicator) -> Outcome:
-        benchmark, params, files = self.locate(comm)
-        threads = bind_cores(comm, self.threads)
-        load_sample(params, comm, threads)
+    def open_reader(
+        self, params: ParameterSet, files: FileSet, comm: Communicator, threads: int
+    ) -> Reader:
         settings = loading(params, SerialCommunicator() if self.independent else comm, threads)
         if self.delay_s:
             settings = replace(settings, open_source=slow_source(self.delay_s))
         if self.num_blocks:
-            sizes = [
-                file.stat().st_size for path in files.paths.values() for file in files_at(path)
-            ]
-            settings = replace(settings, block_bytes=max(1, -(-max(sizes) // self.num_blocks)))
-        if self.independent:
-            whole = files
-            files = Attempt(lambda: part_of(whole, Path(sys.argv[1]), comm)).agree(comm)
-        reader = Reader(files, settings)
-        outcome = timed_load(benchmark, reader, params, comm)
-        outcome["reads"] = {role: log.since_zero() for role, log in reader.reads.items()}
+            paths = [file for path in files.paths.values() for file in files_at(path)]
+            largest_bytes = max(path.stat().st_size for path in paths)
+            settings = replace(settings, block_bytes=max(1, -(-largest_bytes // self.num_blocks)))
         if not self.independent:
-            digests = reader.digests
-            outcome["checked"] = {str(files.paths[role]): digests[role] for role in digests}
+            return Reader(files, settings)
+        directory = Path(sys.argv[1])
+        return Reader(Attempt(lambda: part_of(files, directory, comm)).agree(comm), settings)
+
+    def measure(self, comm: Communicator) -> Outcome:
+        outcome = super().measure(comm)
+        if self.independent:  # the values of parts are others
+            del outcome["checked"]
         return outcome
 
 
@@ -160,8 +153,6 @@ class Read(harness.BenchmarkComparison):
 
     Every load is a job of its own; --delay imitates storage that answers slowly. All jobs divide
     the files into the same blocks, and must read the same values.
-
-    All other flags go to the benchmark.
     """
 
     examples: ClassVar[Sequence[str]] = (

@@ -58,12 +58,8 @@ def matrix_product_flops(model: Any, batch_size: int, *, as_computed: bool = Fal
     A product of (m, k) and (k, n) has 2 m k n operations. The forward pass and the gradients of
     weights and of inputs have the same number each; the inputs of the first layer need no gradient.
     Only dense layers and convolutions are counted, each as used once. None if the shape of their
-    outputs is not known, as in a model that is a class of its own.
-
-    Args:
-        model: A Keras model that has been built.
-        batch_size: The samples of a step.
-        as_computed: Whether to count what the chosen kernels compute, and not the direct form.
+    outputs is not known, as in a model that is a class of its own. Counts the direct form, or what
+    the chosen kernels compute.
     """
     import keras
 

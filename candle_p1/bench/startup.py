@@ -82,14 +82,7 @@ def start_run(task: StartupTask, num_ranks: int) -> Outcome:
 
 
 def start_baseline(framework: str, paths: Sequence[Path], num_processes: int) -> Outcome:
-    """Starts processes that import a framework and read files, and waits for their end.
-
-    Returns:
-        The times of the slowest one: ``elapsed_s``, and by part ``parts_s``.
-
-    Raises:
-        RuntimeError: A process failed; holds everything that all of them printed.
-    """
+    """Starts processes that import a framework and read files; returns the times of the slowest."""
     num = str(num_processes)
     with tempfile.TemporaryDirectory(prefix="candle-p1-bench-") as name:
         program = [sys.executable, startup_baseline.__file__, framework, f"{name}/outcome"]
@@ -121,18 +114,12 @@ def _run_timed(script: str, command: list[str], directory: Path, name: str) -> l
 
 
 def outcome_of(record: RunRecord, began_s: float, ended_s: float) -> Outcome:
-    """Returns what a record and the times of day of a command say about a start.
+    """Returns what the record of a run and the times of day, in s since 1970, say about a start.
 
-    Args:
-        record: That of a run that is complete, and has trained.
-        began_s: When the command began, in s since 1970.
-        ended_s: When it ended, likewise.
-
-    Returns:
-        ``elapsed_s``, from the command to the end of the first step on the slowest rank;
-        ``parts_s``, where it went, mean over ranks, the last one being the remainder; ``step_s``,
-        that of a later step on the slowest rank, None if an epoch has only one; and ``end_s``, from
-        the last measurement of the run to the end of the command.
+    ``elapsed_s`` is from the command to the end of the first step on the slowest rank; ``parts_s``
+    is where it went, mean over ranks, the last one being the remainder; ``step_s`` is that of a
+    later step on the slowest rank, None if an epoch has only one; and ``end_s`` is from the last
+    measurement of the run to the end of the command.
     """
     assert record.phases
     assert record.training
@@ -181,8 +168,6 @@ class Startup(harness.BenchmarkComparison):
     Starts `candle-p1 run`, limited to two steps, and shows where the time goes: launching, imports,
     devices, self-test, loading, building, tracing. In turn with it, as many processes as ranks only
     import the framework (TensorFlow, or JAX with --engine jax) and read the bytes of the files.
-
-    All other flags go to the benchmark.
     """
 
     examples: ClassVar[Sequence[str]] = (

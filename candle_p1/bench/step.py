@@ -187,8 +187,6 @@ class Step(harness.BenchmarkComparison):
     The bound is the time of the matrix products and of the optimizer's memory traffic at the rates
     that this machine reaches, which are measured in the same job. The step has the engine of this
     environment (--engine), and with --compare_env that of another one, too.
-
-    All other flags go to the benchmark.
     """
 
     examples: ClassVar[Sequence[str]] = (

@@ -123,10 +123,8 @@ includes making the batch, and the mean loss of the epoch so far."""
 def step_callback(course: Callable[[Any], Course], base: Any) -> Any:
     """Returns a callback with which a training goes through a course, and stops at its end.
 
-    Args:
-        course: Is called with the callback when training begins. On JAX, a model has its weights
-            during an epoch only where they are asked for by the callback's ``model``.
-        base: The class Callback of keras or tf_keras.
+    The course is called with the callback, of keras or tf_keras, when training begins. On JAX, a
+    model has its weights during an epoch only where the callback is asked for its ``model``.
     """
 
     class Callback(base):  # type: ignore[misc]

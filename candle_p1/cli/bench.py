@@ -78,10 +78,13 @@ def verb_command(name: str, verb: type[Comparison]) -> click.Command:
     from candle_p1.bench.harness import BenchmarkComparison
 
     own = [_parameter(each) for each in dataclasses.fields(verb) if "help" in each.metadata]
-    options, kind = [*own, json_option()], Command
+    options, kind, text = [*own, json_option()], Command, verb.__doc__ or ""
     if issubclass(verb, BenchmarkComparison):
         options = [benchmark_argument, *DATA_OPTIONS, *options, flags_argument]
-        kind = BenchmarkCommand
+        kind, text = (
+            BenchmarkCommand,
+            f"{text.rstrip()}\n\n    All other flags go to the benchmark.\n",
+        )
 
     def callback(json_file: Path | None, **given: Any) -> None:
         if "flags" in given:
@@ -91,7 +94,7 @@ def verb_command(name: str, verb: type[Comparison]) -> click.Command:
 
     for option in reversed(options):
         callback = option(callback)
-    return click.command(name, cls=kind, examples=verb.examples, help=verb.__doc__)(callback)
+    return click.command(name, cls=kind, examples=verb.examples, help=text)(callback)
 
 
 def _flags(
