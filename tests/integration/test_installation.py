@@ -147,7 +147,7 @@ def test_a_study_is_planned(candle_p1):
 
 
 def test_a_job_script_is_written(candle_p1):
-    script = candle_p1("submit", "nt3", "--machine", "slurm", "--nodes", 2, "--dry-run")
+    script = candle_p1("submit", "nt3", "--machine", "slurm", "--nodes", 2, "--dry_run")
     assert "#SBATCH" in script
     assert "--nodes=2" in script
 

@@ -285,7 +285,7 @@ def test_ranks_train_with_an_environment_on_their_nodes_storage(set_all, execute
     python = make_venv(tmp_path / ".venv")
     set_all(CANDLE_P1_VENV=str(tmp_path / ".venv"), PYTHONPATH=str(ROOT))
     program = STAGE.format(str(tmp_path / "archives")) + SUBMIT
-    output = submit_here(execute, python, program, machine, "--stage-env")
+    output = submit_here(execute, python, program, machine, "--stage_env")
     record = read_record(tmp_path / "output/nt3/EXP000/JOB000/run.json")
     assert (record["status"], record["num_ranks"]) == ("ok", 2), output
     assert any(word.startswith(f"{node}/candle_p1-env-") for word in record["command"])

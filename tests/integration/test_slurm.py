@@ -241,7 +241,7 @@ def test_a_run_that_takes_twice_the_time_limit(slurm, submit, paced, ended):
 def test_a_study_is_a_chain_of_jobs(slurm, ended, tmp_path):
     """Its jobs request whole nodes, so this comes after the others."""
     (tmp_path / "two.toml").write_text(STUDY)
-    line = ["nt3", "--machine", "slurm", "--study", "two.toml", "--study-size", "small"]
+    line = ["nt3", "--machine", "slurm", "--study", "two.toml", "--study_size", "small"]
     output = run([sys.executable, "-c", SUBMIT, *line], tmp_path, slurm, {})
     jobs = re.findall(r"submitted job (\d+): ?(\S+)", re.sub(r"\n(?!submitted)", "", output))
     (first, _), (second, _) = jobs
@@ -262,8 +262,8 @@ def test_runs_of_a_study_as_an_array_with_a_staged_environment(slurm, ended, tmp
     machine.write_text(f'base = "slurm"\ntitle = "a cluster"\nlocal_storage = "{tmp_path}/node"\n')
     python = make_venv(tmp_path / ".venv")
     program = f"from candle_p1.cluster import staging; staging.ARCHIVES = {str(tmp_path)!r}; "
-    line = ["nt3", "--machine", machine, "--study", "two.toml", "--study-size", "small"]
-    options = ["--study-output", tmp_path / "results", "--array", "--stage-env"]
+    line = ["nt3", "--machine", machine, "--study", "two.toml", "--study_size", "small"]
+    options = ["--study_output", tmp_path / "results", "--array", "--stage_env"]
     variables = {"PYTHONPATH": str(ROOT), "CANDLE_P1_VENV": str(tmp_path / ".venv")}
     command = [python, "-c", program + SUBMIT, *line, *options]
     output = " ".join(run(command, tmp_path, slurm, variables).split())

@@ -28,8 +28,8 @@ def modules_after(statement):
         "import candle_p1.parameters.parameter_set, candle_p1.scaling, candle_p1.records.record",
         "import candle_p1.train",
         "from candle_p1.benchmark import find_benchmark; find_benchmark('nt3').declaration",
-        "from pathlib import Path; from candle_p1.cli.study import _plan\n"
-        "assert _plan('strong-nt3', None, Path('x'), None, None, None, ()).runs",
+        "from candle_p1.cli.study import command\n"
+        "command(['show', 'strong-nt3'], standalone_mode=False)",
     ],
 )
 def test_neither_framework_nor_mpi_is_loaded(statement):
