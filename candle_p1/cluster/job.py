@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
@@ -265,34 +265,22 @@ def _fold(words: Iterable[str], command: str) -> str:
     return " \\\n".join(lines)
 
 
-def _apptainer(image: str, options: Sequence[str], directories: Sequence[str]) -> list[str]:
+RUNTIMES = {
     # Apptainer and Singularity pass on the environment and the home directory.
-    binds = [word for directory in directories for word in ("--bind", directory)]
-    return ["exec", *options, *binds, image]
-
-
-def _podman_hpc(image: str, options: Sequence[str], directories: Sequence[str]) -> list[str]:
-    argv = ["run", "--rm", *options, "--workdir", "$PWD"]
-    for directory in ("$HOME", *directories):
-        argv += ["--volume", f"{directory}:{directory}"]
-    return [*argv, *(word for name in PASSED_ON for word in ("--env", name)), image]
-
-
-def _shifter(image: str, options: Sequence[str], directories: Sequence[str]) -> list[str]:
-    # It passes on the environment and the site's file systems.
-    return [f"--image={image}", *options]
-
-
-RUNTIMES: dict[str, Callable[[str, Sequence[str], Sequence[str]], list[str]]] = {
-    "apptainer": _apptainer,
-    "singularity": _apptainer,
-    "podman-hpc": _podman_hpc,
-    "shifter": _shifter,
+    "apptainer": ("exec {options} {binds} {image}", "--bind {0}"),
+    "singularity": ("exec {options} {binds} {image}", "--bind {0}"),
+    # NERSC's Podman for several nodes.
+    "podman-hpc": (
+        "run --rm {options} --workdir $PWD --volume $HOME:$HOME {binds} {passed_on} {image}",
+        "--volume {0}:{0}",
+    ),
+    # NERSC's Shifter passes on the environment and the site's file systems.
+    "shifter": ("--image={image} {options}", ""),
 }
 """The arguments of a container's runtime before the command that it runs, by its name.
 
-The functions take the image, options of the machine, and directories, which keep their paths in the
-container. Bash expands "$" in them. The image has Python and this package (see containers/).
+The second of each is what makes a directory visible, under its own path. Bash expands "$". The
+image has Python and this package (see containers/).
 """
 OF_FILES = ("apptainer", "singularity")
 """The runtimes whose images are files, unless their names are URIs."""
@@ -329,6 +317,12 @@ def container_argv(job: JobRequest) -> list[str]:
     for name, value in zip(job.flags, job.flags[1:], strict=False):
         if name.removeprefix("--") in OF_DIRECTORIES and value.startswith("/"):
             directories.append(value)
-    directories = [path for path in dict.fromkeys(directories) if path != "."]
-    arguments = RUNTIMES[container.runtime](image, container.options, directories)
-    return [container.runtime, *arguments]
+    form, bind = RUNTIMES[container.runtime]
+    bound = [path for path in dict.fromkeys(directories) if path != "."]
+    words = {
+        "{options}": container.options,
+        "{binds}": [word.format(path) for path in bound for word in bind.split()],
+        "{passed_on}": [word for name in PASSED_ON for word in ("--env", name)],
+    }
+    arguments = [each for word in form.split() for each in words.get(word, [word])]
+    return [container.runtime, *(word.replace("{image}", image) for word in arguments)]

@@ -23,6 +23,7 @@ from candle_p1.errors import ParameterError, did_you_mean
 from candle_p1.files import expand_user
 from candle_p1.toml_file import TomlTable, read_toml, validate
 
+OURS = Path(__file__).resolve().parent / "machines"
 DIRECTORY_VARIABLE = "CANDLE_P1_MACHINES"
 """Environment variable that names directories of machine files, separated by ":"."""
 
@@ -117,7 +118,7 @@ def load_machine(name: str) -> Machine:
     if name.endswith(".toml"):
         return _read(expand_user(name))
     known = list_machines()
-    for directory in [*_user_directories(), _package_directory()] if name in known else []:
+    for directory in [*_user_directories(), OURS] if name in known else []:
         path = directory / f"{name}.toml"
         if path.exists():
             return _read(path)
@@ -130,24 +131,23 @@ def load_machine(name: str) -> Machine:
 
 def list_machines() -> list[str]:
     """Returns the names of all machines that are known here."""
-    directories = [*_user_directories(), _package_directory()]
+    directories = [*_user_directories(), OURS]
     return sorted({path.stem for directory in directories for path in directory.glob("*.toml")})
 
 
 def _read(path: Path) -> Machine:
     content = read_toml(path)
     base = content.pop("base", None)
-    ours = _package_directory()
-    if base is None and path.parent != ours and (ours / path.name).is_file():
+    if base is None and path.parent != OURS and (OURS / path.name).is_file():
         base = path.stem
     if base is not None:
-        known = sorted(file.stem for file in ours.glob("*.toml"))
+        known = sorted(file.stem for file in OURS.glob("*.toml"))
         if base not in known:
             near = did_you_mean(str(base), known)
             raise ParameterError(
                 f"{path}: base is {reprlib.repr(base)}{near}; choose one of {', '.join(known)}"
             )
-        content = _merge(read_toml(ours / f"{base}.toml"), content)
+        content = _merge(read_toml(OURS / f"{base}.toml"), content)
     return validate(Machine, {"name": path.stem} | content, path)
 
 
@@ -164,7 +164,3 @@ def _user_directories() -> list[Path]:
     named = os.environ.get(DIRECTORY_VARIABLE, "").split(os.pathsep)
     config = expand_user(os.environ.get("XDG_CONFIG_HOME") or "~/.config")
     return [*(Path(directory) for directory in named if directory), config / "candle_p1/machines"]
-
-
-def _package_directory() -> Path:
-    return Path(__file__).resolve().parent / "machines"
