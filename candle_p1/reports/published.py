@@ -40,14 +40,11 @@ TABLE_1 = {
 
 @dataclass(frozen=True)
 class Published:
-    """A published value, or a statement without a number (`value` is None).
+    """A published value, or a statement without a number; "" is no figure or no certain benchmark.
 
     Attributes:
         quantity: The name of a Quantity, or what a finding asks for.
-        section: The section, or a table that stands for itself.
-        benchmark: Its name; "" where the value is about all of them.
         mode: strong, weak, batch, or any.
-        machine: Where it was measured; "" where it does not depend on it.
         to: The upper end of a range that begins with the value.
         num_ranks: The number of ranks that it was found with, or the largest one.
         loaders: The loaders of whose runs it tells; () where that does not matter.
@@ -137,12 +134,11 @@ def all_published() -> list[Published]:
             facts: dict[str, Any] = {"benchmark": benchmark, "value": cells[row], "unit": unit}
             found.append(Published(row, says, "Table 1", **facts))
     for benchmark in _content()["table_1"]:
-        for each in published_loading(benchmark):
-            says = f"{each.seconds} s to load the {each.role} file of {each.file_mb} MB"
-            facts = {"benchmark": benchmark, "machine": each.machine, "loaders": (each.loader,)}
-            facts |= {"value": each.seconds, "unit": "s"}
-            says += f" (loader {each.loader})"
-            found.append(Published("load_s", says, f"Table {each.table}", **facts))
+        for table, machine, role, loader, mb, seconds in published_loading(benchmark):
+            says = f"{seconds} s to load the {role} file of {mb} MB (loader {loader})"
+            facts = {"benchmark": benchmark, "machine": machine, "loaders": (loader,)}
+            facts |= {"value": seconds, "unit": "s"}
+            found.append(Published("load_s", says, f"Table {table}", **facts))
     return found
 
 

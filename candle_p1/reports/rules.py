@@ -45,7 +45,6 @@ class Rule:
     """A kind of finding.
 
     Attributes:
-        title: What it is about.
         table: The last part of the slug of the table that has its numbers.
         sentence: The template of its sentences.
         claims: Yields what the records show; raises MissingDataError where they lack what it needs.
@@ -203,7 +202,6 @@ def _against(base: FileLoad, others: Sequence[FileLoad]) -> Iterator[Claim]:
 
 
 def _batch_strategies(experiment: Experiment) -> Iterator[Claim]:
-    """Yields which scaling of the batch size is best and which is fastest, at each scale."""
     if experiment.mode != BATCH or "batch_scaling" not in experiment.varied:
         raise MissingDataError("no runs differ in --batch_scaling")
     for num_ranks in experiment.rank_counts:
@@ -212,7 +210,6 @@ def _batch_strategies(experiment: Experiment) -> Iterator[Claim]:
 
 
 def _other_settings(experiment: Experiment) -> Iterator[Claim]:
-    """Yields which series is fastest and which is best on the most ranks, where others vary."""
     elsewhere = COMPARED_ELSEWHERE | ({"batch_scaling"} if experiment.mode == BATCH else set())
     if elsewhere.issuperset(experiment.varied):
         raise MissingDataError("no other setting was varied")
