@@ -71,6 +71,7 @@ def _check_gpus(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
 
 
 def _check_machine(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
+    yield from (Finding(name, facts[0].packages[name]) for name in ("numpy", "pandas"))
     yield Finding("cores", f"{len(environment.available_cores())} x {environment.cpu_model()}")
     memory_gib = environment.memory_limit_bytes() / checks.GIB
     problem = "full-size data sets need more" if memory_gib < needs.memory_gib else None
