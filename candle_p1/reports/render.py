@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -30,6 +31,9 @@ LEGEND = (
     "(a to b): 95 % interval. [a to b]: the range of fewer than 6 runs or, with its confidence, the"
     " widest interval that few runs allow. Neither: a single run. -: unknown."
 )
+NUMBER = re.compile(r"[-+]?[\d.,]+ ?%?")
+"""Text that is aligned like a number."""
+
 ENDS = ("low", "high", "confidence", "runs")
 """The columns that a CSV file has for each column of estimates."""
 
@@ -61,7 +65,9 @@ class ReportTable:
 
     def is_words(self, column: int) -> bool:
         """Returns whether a column holds words, which are aligned left, and not numbers."""
-        return all(row[column] is None or isinstance(row[column], str) for row in self.rows)
+        cells = [row[column] for row in self.rows if row[column] not in (None, "")]
+        numbers = all(isinstance(each, str) and NUMBER.fullmatch(each) for each in cells)
+        return all(isinstance(each, str) for each in cells) and not (cells and numbers)
 
     def without_empty_columns(self) -> ReportTable:
         """Returns the table without the columns in which nothing is known."""
@@ -72,8 +78,9 @@ class ReportTable:
 
     def to_rich(self) -> Table:
         """Returns the table for a terminal, without notes."""
-        num_words = next((i for i in range(len(self.headings)) if not self.is_words(i)), 1)
-        table = empty_table(self.title, *self.headings, num_words=num_words)
+        table = empty_table(self.title, *self.headings)
+        for i, column in enumerate(table.columns):
+            column.justify = "left" if self.is_words(i) else "right"
         for row in self.texts:
             table.add_row(*row)
         return table
