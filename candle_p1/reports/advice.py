@@ -9,6 +9,7 @@ from candle_p1.reports.experiments import Experiment, Point, Series
 from candle_p1.reports.frame import (
     COMMUNICATING,
     LOADING,
+    OTHER,
     STARTUP,
     STRONG,
     TRAINING,
@@ -46,7 +47,14 @@ ADVICE = {
         "nothing in the benchmark: importing the framework takes as long on any number of ranks."
         " Its share is smaller in runs with more epochs or more data"
     ),
+    OTHER: "run candle-p1 show --full and look at the phases preprocess, build and evaluate",
+    "parallel": "use --loader cached if the same files are read again, or more --load_threads",
+    "cached": (
+        "if the cache is on a shared file system, copy it to a local disk of each node with"
+        " --stage_dir"
+    ),
 }
+"""By the part of the time that dominates, or the loader where that is loading."""
 
 
 def on_ranks(counts: Sequence[int]) -> str:
@@ -56,11 +64,11 @@ def on_ranks(counts: Sequence[int]) -> str:
 
 def gained(gain: Improvement) -> str:
     """Returns "improved by 40.0 % (…) on 4 ranks" or "worsened by …", with the interval."""
-    verb = "worsened" if gain.percent.value < 0 else "improved"
-    change = gain.percent.map(lambda value: -value) if gain.percent.value < 0 else gain.percent
-    of, where = "pair", "over all numbers of ranks"
-    if gain.num_ranks:
-        of, where = "run", on_ranks([gain.num_ranks])
+    verb, change = "improved", gain.percent
+    if change.value < 0:
+        verb, change = "worsened", change.map(lambda value: -value)
+    where = on_ranks([gain.num_ranks]) if gain.num_ranks else "over all numbers of ranks"
+    of = "run" if gain.num_ranks else "pair"
     return f"{verb} by {number(change.value)} % ({interval(change, of)}) {where}"
 
 
@@ -134,22 +142,13 @@ def _part_words(part: str, counts: tuple[int, ...], members: list[Series]) -> st
 
 def _advice(experiment: Experiment, series: Series, part: str) -> str:
     """Returns what to do about a part that dominates the runs of a series on the most ranks."""
-    if part in ADVICE:
-        return ADVICE[part]
     if part == TRAINING:
         return _about_training(experiment, series)
-    if part not in (LOADING, WAITING):
-        return "run candle-p1 show --full and look at the phases preprocess, build and evaluate"
     loader = series.timed[-1].runs["loader"].iloc[0]
-    if loader in SLOW_LOADERS:
+    if part in (LOADING, WAITING) and loader in SLOW_LOADERS:
         gain = _measured_gain(experiment, series)
         return f"use --loader parallel, which reads every byte once per job; {gain}"
-    if loader == "parallel":
-        return "use --loader cached if the same files are read again, or more --load_threads"
-    return (
-        "if the cache is on a shared file system, copy it to a local disk of each node with"
-        " --stage_dir"
-    )
+    return ADVICE.get(part) or ADVICE.get(loader) or ADVICE["cached"]
 
 
 def _about_training(experiment: Experiment, series: Series) -> str:

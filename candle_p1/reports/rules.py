@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from statistics import median
 
 import pandas as pd
@@ -159,7 +160,7 @@ def _on_most_ranks(experiment: Experiment, quantity: Quantity) -> Iterator[Claim
 def _method_loading(experiment: Experiment) -> Iterator[Claim]:
     if not experiment.loaders.issuperset(PAPER_LOADERS):
         raise MissingDataError(f"no runs used --loader {' and '.join(PAPER_LOADERS)}")
-    yield from _loading(experiment, ORIGINAL_LOADER, {METHOD_LOADER})
+    return _loading(experiment, ORIGINAL_LOADER, {METHOD_LOADER})
 
 
 def _other_loading(experiment: Experiment) -> Iterator[Claim]:
@@ -168,8 +169,7 @@ def _other_loading(experiment: Experiment) -> Iterator[Claim]:
         raise MissingDataError("no run used another loader than the paper's")
     if experiment.loaders.isdisjoint(PAPER_LOADERS):
         raise MissingDataError(f"no run used --loader {' or '.join(PAPER_LOADERS)}")
-    for base in PAPER_LOADERS:
-        yield from _loading(experiment, base, others)
+    return chain.from_iterable(_loading(experiment, base, others) for base in PAPER_LOADERS)
 
 
 def _loading(experiment: Experiment, base: str, others: Collection[str]) -> Iterator[Claim]:
