@@ -75,7 +75,7 @@ def parameters(name):
 def commands():
     """Returns the page of all commands and their options."""
     lines = ["# All commands", "", "As `--help` shows them."]
-    top = click.Context(cli.cli, info_name="candle-p1")
+    top = cli.cli.context_class(cli.cli, info_name="candle-p1")
 
     def describe(command, context):
         usage = " ".join(command.collect_usage_pieces(context))
