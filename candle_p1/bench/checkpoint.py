@@ -297,18 +297,16 @@ class Checkpoint(harness.BenchmarkComparison):
             f" {count(report['num_rounds'], 'round')} of {count(SAVES_PER_JOB, 'save')};"
             f" a step takes {harness.ms(report['step_s'])} ms"
         )
-        yield harness.table(
-            results,
-            {
-                "variant": "variant",
-                "training\nwaits (s)": "median_s",
-                "{spread}\n(s)": harness.interval,
-                "data are safe\nafter (s)": lambda r: r["safe"]["median_s"],
-                "rate\n(MB/s)": ("bytes_per_s", MB),
-                "relative to the\nplain write": "relative_rate",
-                "{spread}": lambda r: harness.interval(r, "relative_rate"),
-            },
-        )
+        waits: harness.Columns = {
+            "variant": "variant",
+            "training\nwaits (s)": "median_s",
+            "{spread}\n(s)": harness.interval,
+            "data are safe\nafter (s)": lambda r: r["safe"]["median_s"],
+            "rate\n(MB/s)": ("bytes_per_s", MB),
+            "relative to the\nplain write": "relative_rate",
+            "{spread}": lambda r: harness.interval(r, "relative_rate"),
+        }
+        yield harness.table(results, waits)
         yield (
             "a plain synced write of as many bytes by one process, before each save: median"
             f" {number(plain['median_s'])} s ({harness.spread(plain)} {harness.interval(plain)}),"
@@ -320,17 +318,15 @@ class Checkpoint(harness.BenchmarkComparison):
             f" {number(ratio['high'])}); the first save of a run, which creates the files, took"
             f" {number(max(results[0]['first_s']))} s"
         )
-        yield harness.table(
-            results,
-            {
-                "variant": "variant",
-                "memory beyond\ntraining's (MB)": ("peak_bytes", MB),
-                "in copies of\nthe state": lambda r: r["peak_bytes"] and f"{r['peak_copies']:.2f}",
-                "steps while it\nis written": "num_steps_beside",
-                "which take\n(times as long)": lambda r: r["step_slowdown"] or "",
-                "training is\ndelayed (s)": lambda r: r["delay"]["median_s"],
-            },
-        )
+        beside: harness.Columns = {
+            "variant": "variant",
+            "memory beyond\ntraining's (MB)": ("peak_bytes", MB),
+            "in copies of\nthe state": lambda r: r["peak_bytes"] and f"{r['peak_copies']:.2f}",
+            "steps while it\nis written": "num_steps_beside",
+            "which take\n(times as long)": lambda r: r["step_slowdown"] or "",
+            "training is\ndelayed (s)": lambda r: r["delay"]["median_s"],
+        }
+        yield harness.table(results, beside)
         advice, restart = report["advice"], report["restart"]
         yield (
             f"a checkpoint delays training by {number(advice['cost_s'])} s: the wait, and what the"
@@ -339,20 +335,16 @@ class Checkpoint(harness.BenchmarkComparison):
             f" reading the checkpoint {number(restart['restore_s'])} s"
         )
         yield f"for one failure in {number(advice['mtbf_s'] / HOUR_S)} hours on average:"
-        yield harness.table(
-            advice["intervals"],
-            {
-                "advised interval": "formula",
-                "(s)": "interval_s",
-                "(steps)": "steps",
-                "(epochs)": "epochs",
-                "expected time\nadded by failures": lambda each: (
-                    "unlimited"
-                    if each["expected_extra"] is None
-                    else f"{each['expected_extra']:.2%}"
-                ),
-            },
-        )
+        advised: harness.Columns = {
+            "advised interval": "formula",
+            "(s)": "interval_s",
+            "(steps)": "steps",
+            "(epochs)": "epochs",
+            "expected time\nadded by failures": lambda each: (
+                "unlimited" if each["expected_extra"] is None else f"{each['expected_extra']:.2%}"
+            ),
+        }
+        yield harness.table(advice["intervals"], advised)
         seconds = max(1, round(advice["intervals"][-1]["interval_s"]))
         yield f"in a run: --ckpt_every_s {seconds}"
         yield from harness.remarks(report, "save")

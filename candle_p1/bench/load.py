@@ -248,18 +248,16 @@ class Load(harness.BenchmarkComparison):
             )
         matrices = f"the matrices of a rank: {megabytes(first['matrix_bytes'])} MB"
         yield f"memory that loading adds, and bytes read by system calls; {matrices}"
-        yield harness.table(
-            results,
-            {
-                "method": "method",
-                "peak of a rank\n(MB, matrices)": lambda r: _of(
-                    r["peak_rank_bytes"], r["matrix_bytes"]
-                ),
-                "of the node\n(MB, matrices)": lambda r: _of(r["peak_bytes"], r["matrix_bytes"]),
-                "read\n(MB, files)": lambda r: _of(r["bytes_read"], r["file_bytes"]),
-                "from storage\n(MB)": ("storage_bytes_read", MB),
-            },
-        )
+        memory: harness.Columns = {
+            "method": "method",
+            "peak of a rank\n(MB, matrices)": lambda r: _of(
+                r["peak_rank_bytes"], r["matrix_bytes"]
+            ),
+            "of the node\n(MB, matrices)": lambda r: _of(r["peak_bytes"], r["matrix_bytes"]),
+            "read\n(MB, files)": lambda r: _of(r["bytes_read"], r["file_bytes"]),
+            "from storage\n(MB)": ("storage_bytes_read", MB),
+        }
+        yield harness.table(results, memory)
         if rows := list(_file_rows(report, is_ranked)):
             yield "each file, in s"
             yield harness.table(rows, {name: name for name in rows[0]})

@@ -260,16 +260,14 @@ class Read(harness.BenchmarkComparison):
             for result in results
             if result["independent"]
         ]
-        yield harness.table(
-            [*rows, *alone],
-            {
-                "ranks": "ranks",
-                "median\n(s)": "median_s",
-                "{spread}\n(s)": harness.interval,
-                f"time over that of\n{count(first['num_ranks'], 'rank')}": "ratio",
-                "reading at\na time": "mean_ranks",
-            },
-        )
+        columns: harness.Columns = {
+            "ranks": "ranks",
+            "median\n(s)": "median_s",
+            "{spread}\n(s)": harness.interval,
+            f"time over that of\n{count(first['num_ranks'], 'rank')}": "ratio",
+            "reading at\na time": "mean_ranks",
+        }
+        yield harness.table([*rows, *alone], columns)
         if alone:
             yield "independent: each rank loads its part of the files, into memory of its own"
         most = max(results, key=lambda result: result["num_ranks"])

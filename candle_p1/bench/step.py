@@ -407,15 +407,13 @@ class Step(harness.BenchmarkComparison):
                     f"exposed communication{of}: {ms(found['exposed_s'])} ms per step,"
                     f" {100 * found['share']:.1f} % of the step"
                 )
-        yield harness.table(
-            results,
-            {
-                "variant": "variant",
-                "memory of\nthe node (MB)": ("peak_bytes", MB),
-                "weights, gradients,\nstate (MB)": ("state_bytes", MB),
-                "matrices\n(MB)": ("matrix_bytes", MB),
-            },
-        )
+        memory: harness.Columns = {
+            "variant": "variant",
+            "memory of\nthe node (MB)": ("peak_bytes", MB),
+            "weights, gradients,\nstate (MB)": ("state_bytes", MB),
+            "matrices\n(MB)": ("matrix_bytes", MB),
+        }
+        yield harness.table(results, memory)
         yield from harness.remarks(report, "step")
 
 
