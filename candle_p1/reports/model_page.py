@@ -213,7 +213,12 @@ def _tables(
         " high end may be infinite, that is, its term may take no time. Of the whole run is a power"
         " without a phase."
     )
-    rows = [name | each for name, found, _ in fits for each in found["parameters"] if each["value"]]
+    rows = [
+        name | each
+        for name, found, _ in fits
+        for each in found["parameters"]
+        if each["value"] is not None
+    ]
     yield to_table(f"{slug}-model-parameters", "Model: parameters", rows, note, fitted)
     note = (
         "Errors are relative to the mean time of the phase, or 0.5 % of the total time if that is"

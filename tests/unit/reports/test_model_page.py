@@ -99,7 +99,11 @@ def test_the_tables_hold_what_was_planted(modelled):
     assert float(four["measured (s)"]) == pytest.approx(24 + 3 + 12 + 0.1, rel=0.05)
     assert abs(float(four["off (%)"])) < 5
     assert (sixteen["measured (s)"], float(sixteen["extrapolation"])) == ("", 4)
-    found = rows_of(tables / "nt3-strong-model-parameters.csv", "series", "name")
+    found = rows_of(tables / "nt3-strong-model-parameters.csv", "series", "phase", "name")
+    (section,) = json.loads((modelled[1] / "model.json").read_text())["sections"]
+    known = [p for each in section["series"] for p in each["parameters"] if p["value"] is not None]
+    assert len(found) == len(known)  # with those that are 0
+    found = {(series, name): row for (series, _, name), row in found.items()}
     rate = found["loader original", "rate at which a rank reads and parses"]
     assert float(rate["value"]) == pytest.approx(5e6 / 24, rel=0.03)
     assert float(rate["low"]) < 5e6 / 24 < float(rate["high"])
