@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from itertools import takewhile
@@ -143,8 +143,8 @@ class ResumingDownloader:
     max_bytes: int | None = None
     progress: Progress | None = None
     notify: Notify | None = None
-    version: Version | None = None
-    is_whole: bool = True
+    version: Version = field(init=False)
+    is_whole: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         """Finds what has been downloaded already."""

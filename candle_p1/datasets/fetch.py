@@ -164,7 +164,7 @@ def _download(
     """Downloads, checks, unpacks, names and records a file; the directory must be locked."""
     import pooch
 
-    from candle_p1.datasets.download import ResumingDownloader, Version, without_password
+    from candle_p1.datasets.download import ResumingDownloader
 
     pooch.get_logger().setLevel("WARNING")  # it logs URLs with their passwords
     max_bytes = expected.file_bytes if expected else None
@@ -184,16 +184,14 @@ def _download(
     except ArchiveError as error:
         problem = error.problem
     except ValueError as error:  # pooch's, with both checksums
-        problem = str(error).partition(". ")[0]
-        if expected:
-            problem += f" ({expected.source})"
-        if expected and not expected.published:
+        assert expected
+        problem = f"{str(error).partition('. Deleted')[0]} ({expected.source})"
+        if not expected.published:
             record = path.parent / RECORD_NAME
             remedy = f"If the file was changed on purpose, remove its entry from {record}"
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    version = downloader.version or Version(url=without_password(url))
-    source = version.url
+    source = downloader.version.url
     if problem:
         partial.discard()
         raise DataError(
@@ -201,7 +199,10 @@ def _download(
         )
     partial.path.replace(path)
     partial.discard()
-    facts = version.model_dump(exclude={"total_bytes"}) | {"sha256": sha256, "bytes": file_bytes}
+    facts = downloader.version.model_dump(exclude={"total_bytes"}) | {
+        "sha256": sha256,
+        "bytes": file_bytes,
+    }
     facts["time"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
     if expected or downloader.is_whole:
         record_download(path.parent, path.name, facts)

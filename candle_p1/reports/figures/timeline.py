@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from candle_p1.errors import DataError, RecordError
+from candle_p1.errors import DataError
 from candle_p1.figures import BLUE, GREEN, PURPLE, VERMILION
 from candle_p1.reports.drawing import (
     CHARACTER_INCHES,
@@ -68,10 +67,10 @@ def read_traced(name: str, run: Run) -> TracedRun:
 
     Raises:
         MissingDataError: The timeline is missing, damaged or empty.
-        RecordError: The record does not say when the run started, or its raw values are damaged.
+        RecordError: Its raw values are damaged.
     """
-    path = run.timeline_file
-    if path is None:
+    path, clock = run.timeline_file, run.record.timeline
+    if path is None or clock is None:
         raise MissingDataError(f"{run.place}: the timeline of this run is not beside its record")
     try:
         timeline = summarize(path)
@@ -81,28 +80,9 @@ def read_traced(name: str, run: Run) -> TracedRun:
         raise MissingDataError(f"{run.place}: {path}: {reason}") from error
     if timeline.origin_epoch_us is None or not timeline.rows:
         raise MissingDataError(f"{run.place}: its timeline is empty")
-    zero_s = origin_s(run, timeline.origin_epoch_us)
+    zero_s = clock.anchor_s + (timeline.origin_epoch_us - clock.anchor_epoch_us) / US_PER_S
     phases = [each for each in run.phase_spans() if not each.within]
     return TracedRun(name, run, timeline, zero_s, phases)
-
-
-def origin_s(run: Run, epoch_us: int) -> float:
-    """Returns in seconds from the start of a run when its timeline's clock was 0.
-
-    It follows from `epoch_us`, the time of day at that moment, which the record of a traced run
-    relates to the run's own clock, exact to microseconds; without that, from the time of day at
-    which the run started, to a millisecond.
-
-    Raises:
-        RecordError: The record does not say when the run started.
-    """
-    anchor = run.record.timeline
-    if anchor:
-        return anchor.anchor_s + (epoch_us - anchor.anchor_epoch_us) / US_PER_S
-    try:
-        return epoch_us / US_PER_S - datetime.fromisoformat(run.record.started).timestamp()
-    except ValueError as error:
-        raise RecordError(f"{run.place}: started {run.record.started!r} is not a time") from error
 
 
 def timeline_caption(_runs: Sequence[TracedRun]) -> str:
