@@ -15,7 +15,7 @@
 #   CANDLE_P1_FLAGS      further flags of the benchmark, which take precedence over the script's;
 #                        "--data_dir DIR" names its files, without which the data are synthetic
 #   CANDLE_P1_PREFLIGHT  0: start without examining the nodes; or options of the preflight (-m
-#                        candle_p1.cluster.preflight --help), such as "--memory-gib 2 --shm-gib 0"
+#                        candle_p1.cluster.preflight --help), such as "--memory_gib 2 --shm_gib 0"
 #   CANDLE_P1_GPUS_PER_NODE  the GPUs that the job asks for on each node; ranks that find none end the
 #                        job. Default: those of the machine's file; 0: none are needed
 #   CANDLE_P1_MINUTES    the time limit, if it was changed at submission and the script enforces it

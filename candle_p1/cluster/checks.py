@@ -69,10 +69,10 @@ GPU_EACH = (
 )
 MORE_SPACE = {
     SHARED_MEMORY: "free or enlarge it (docker run --shm-size=8g, mount -o remount,size=8g), or"
-    " state what the job needs: --shm-gib, which is 0 if TMPDIR has the space instead",
+    " state what the job needs: --shm_gib, which is 0 if TMPDIR has the space instead",
     "results": "choose a writable directory with enough space: --output",
     "data": "set CANDLE_DATA_DIR to a writable directory with enough space",
-    MEMORY: "exclude the node, request more memory, or state what the job needs: --memory-gib",
+    MEMORY: "exclude the node, request more memory, or state what the job needs: --memory_gib",
 }
 
 

@@ -21,7 +21,7 @@ from candle_p1.records import environment
 
 NODE = "ab"[launched_rank().rank % 2]
 NOTHING = {"shm_gib": 0, "memory_gib": 0, "disk_gib": 0}
-NO_OPTION = ["--shm-gib", "0", "--memory-gib", "0", "--disk-gib", "0"]
+NO_OPTION = ["--shm_gib", "0", "--memory_gib", "0", "--disk_gib", "0"]
 
 
 def only_on_b(variables):

@@ -59,7 +59,7 @@ def test_checks_of_averaging_hold_with_horovod_on_one_node(mpirun, execute, monk
 @pytest.mark.parallel
 def test_ranks_whose_mpi_must_not_be_called_by_several_threads(mpirun, execute, monkeypatch):
     monkeypatch.setenv("MPI4PY_RC_THREAD_LEVEL", "serialized")
-    options = ["--shm-gib", "0", "--memory-gib", "0", "--disk-gib", "0"]
+    options = ["--shm_gib", "0", "--memory_gib", "0", "--disk_gib", "0"]
     code, output = execute(mpirun(2, "-m", "candle_p1.cluster.preflight", *options))
     assert code == 2, output
     assert output.count("grants the thread level MPI_THREAD_SERIALIZED") == 1

@@ -37,7 +37,7 @@ OTHER_PROGRAMS = {
     "--profile",
     "--shm-size",
 }
-PREFLIGHT = {"--clock-s", "--disk-gib", "--file", "--memory-gib", "--shm-gib"}
+PREFLIGHT = {"--clock_s", "--disk_gib", "--file", "--memory_gib", "--shm_gib"}
 
 
 def test_every_package_has_unit_tests_in_a_directory_of_its_name():

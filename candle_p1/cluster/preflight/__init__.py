@@ -110,7 +110,13 @@ def _option(flag: str, name: str, kind: Any, text: str) -> Callable[..., Any]:
 AMOUNT, PATH = _Amount(min=0), click.Path(path_type=Path)
 
 
-@click.command("preflight", context_settings={"help_option_names": ["-h", "--help"]})
+SETTINGS: dict[str, Any] = {
+    "help_option_names": ["-h", "--help"],
+    "token_normalize_func": lambda name: name.replace("-", "_"),  # as for candle-p1
+}
+
+
+@click.command("preflight", context_settings=SETTINGS)
 @_option("--output", "output", PATH, "Directory for results.")
 @_option("--file", "files", PATH, "A data file that every node has to see; may be repeated.")
 @_option(
@@ -119,15 +125,15 @@ AMOUNT, PATH = _Amount(min=0), click.Path(path_type=Path)
     click.IntRange(0),
     "GPUs that a node needs; default: what the job asked for, or what most nodes have.",
 )
-@_option("--shm-gib", "shm_gib", AMOUNT, "GiB that have to be free in /dev/shm.")
-@_option("--memory-gib", "memory_gib", AMOUNT, "GiB of memory that have to be free.")
+@_option("--shm_gib", "shm_gib", AMOUNT, "GiB that have to be free in /dev/shm.")
+@_option("--memory_gib", "memory_gib", AMOUNT, "GiB of memory that have to be free.")
 @_option(
-    "--disk-gib",
+    "--disk_gib",
     "disk_gib",
     AMOUNT,
     "GiB that have to be free for results, and for data and caches in CANDLE_DATA_DIR.",
 )
-@_option("--clock-s", "clock_s", AMOUNT, "Seconds by which a node's clock may be off.")
+@_option("--clock_s", "clock_s", AMOUNT, "Seconds by which a node's clock may be off.")
 def command(**needs: Any) -> Needs:
     """Examine every node of a job; exit with code 2 if one lacks what the job needs.
 

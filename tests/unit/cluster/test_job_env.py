@@ -438,9 +438,9 @@ def test_a_job_of_a_chain_succeeds_where_the_next_one_waits_for_success(job):
     [
         ("1", RUN[2], "--output output"),
         (
-            "--memory-gib 2 --shm-gib 0",
+            "--memory_gib 2 --shm_gib 0",
             "job_run nt3.py --output_dir out",
-            "--output out --memory-gib 2 --shm-gib 0",
+            "--output out --memory_gib 2 --shm_gib 0",
         ),
     ],
 )

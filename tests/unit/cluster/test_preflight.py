@@ -18,7 +18,7 @@ from candle_p1.distributed.launch_environment import LaunchedRank
 from candle_p1.distributed.mpi_library import MpiLibrary
 from candle_p1.errors import SetupError
 
-NOTHING = ["--shm-gib", "0", "--memory-gib", "0", "--disk-gib", "0"]
+NOTHING = ["--shm_gib", "0", "--memory_gib", "0", "--disk_gib", "0"]
 NEEDS = Needs(output=Path("output"), data=Path("data"))
 PACKAGES = {
     "Python": "3.11.2",
@@ -192,7 +192,7 @@ def test_what_the_job_asked_for_and_why_it_is_not_there(monkeypatch, run_as):
     assert run_as("none", 0, 1, *NOTHING)[0] == 0
 
 
-@pytest.mark.parametrize("flag", ["--shm-gib", "--memory-gib", "--disk-gib", "--clock-s"])
+@pytest.mark.parametrize("flag", ["--shm_gib", "--memory_gib", "--disk_gib", "--clock_s"])
 @pytest.mark.parametrize("text", ["nan", "inf", "-1", "many"])
 def test_amounts_that_are_no_finite_numbers(flag, text, run_as):
     code, _, errors = run_as("none", 0, 1, flag, text)
@@ -321,7 +321,7 @@ def test_only_rank_0_reports_wrong_arguments_and_shows_the_help(run_as, rank):
     code, _, errors = run_as("srun", rank, 2, "--gpus", "many")
     assert (code, "--gpus" in errors) == ((0, False) if rank else (2, True))
     code, output, _ = run_as("srun", rank, 2, "--help")
-    assert (code, "--shm-gib" in output) == (0, rank == 0)
+    assert (code, "--shm_gib" in output) == (0, rank == 0)
 
 
 def test_the_error_of_a_node_without_mpi_names_the_node(monkeypatch, environment, capsys):
