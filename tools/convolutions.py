@@ -10,8 +10,9 @@ be the same everywhere.
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import numpy as np
@@ -27,9 +28,6 @@ from candle_p1.models.fast.convolution_costs import (
     ideal_seconds,
     seconds,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SHAPE = [field.name for field in fields(Convolution)]
 NUM_DRAWN, NUM_FITS = 26, 20

@@ -11,29 +11,24 @@ import sys
 import time
 from contextlib import ExitStack
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import numpy as np
 
 from candle_p1.bench.task import BenchmarkTask, seconds_of
-from candle_p1.bench.training import prepare_training
 from candle_p1.cluster.launchers import on_this_machine
-from candle_p1.distributed.comm import connect
+from candle_p1.distributed.comm import Communicator, connect
 from candle_p1.distributed.launch_environment import launcher_variable
 from candle_p1.instrument import collectives, phases
 from candle_p1.instrument.collectives import CommunicationLog
 from candle_p1.instrument.phases import PhaseTimer
 from candle_p1.reports.statistics import median_interval
 
-if TYPE_CHECKING:
-    from candle_p1.bench.training import Training
-    from candle_p1.distributed.comm import Communicator
-
 NUM_CALLS = 1000
 
 
-def train(training: Training, num_epochs: int, comm: Communicator, *, measured: bool) -> float:
+def train(training: Any, num_epochs: int, comm: Communicator, *, measured: bool) -> float:
     """Returns the seconds of a block of epochs, of the model with measuring or of the bare one."""
     import keras
 
@@ -67,7 +62,7 @@ def train(training: Training, num_epochs: int, comm: Communicator, *, measured: 
     return sum(ends) - sum(begins)
 
 
-def direct_cost_s(training: Training) -> float:
+def direct_cost_s(training: Any) -> float:
     """Returns the time of measuring one step, measured by itself, in s.
 
     It consists of the operations in the graph, timed in a graph that holds nothing else; of the
@@ -103,6 +98,8 @@ def main(
     comm = connect()
     task = BenchmarkTask(benchmark=benchmark, flags=flags)
     task.choose_backend()
+    from candle_p1.bench.training import prepare_training  # with Keras
+
     training = prepare_training(task, comm, logs=(CommunicationLog(), None))
     mine: dict[bool, list[float]] = {True: [], False: []}
     for number in range(1 + rounds):

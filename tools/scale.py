@@ -10,19 +10,14 @@ from __future__ import annotations
 import resource
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from tools.simulated import SimulatedJob
+from tools.simulated import SimulatedCommunicator, SimulatedJob
 from tools.simulated_run import NUM_COLUMNS, NUM_ROWS, PHASES, RankOfRun, Scenario
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from tools.simulated import SimulatedCommunicator
 
 KINDS = FIRST, LEADER, OTHER = "rank 0", "first rank of each other node", "other ranks"
 NOTES = f"""\

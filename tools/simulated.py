@@ -14,19 +14,15 @@ import pickle
 import sys
 import threading
 from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from candle_p1.distributed.comm import Communicator, SerialCommunicator
 from candle_p1.errors import DistributedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import NoReturn
-
-    from numpy.typing import NDArray
 
 T = TypeVar("T")
 STACK_BYTES = 512 * 1024

@@ -12,15 +12,17 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from candle_p1.benchmark import find_benchmark
+from candle_p1.benchmark import Benchmark, find_benchmark
 from candle_p1.checkpoints.manifest import Position
 from candle_p1.checkpoints.source import ArrayInMemory
 from candle_p1.checkpoints.writer import CheckpointWriter
@@ -36,12 +38,13 @@ from candle_p1.distributed.timeline import open_timeline
 from candle_p1.errors import DataError, RunInterrupted
 from candle_p1.instrument.collectives import CommunicationLog
 from candle_p1.instrument.epochs import Epoch
-from candle_p1.instrument.phases import Phase, PhaseTimer
+from candle_p1.instrument.phases import Phase, PhasePath, PhaseTimer
 from candle_p1.instrument.profiles import CallProfile
 from candle_p1.instrument.tensorboard import check_tensorboard
 from candle_p1.instrument.usage import Usage
 from candle_p1.models.evaluation import Trained, find_nan
 from candle_p1.models.scores import ConfusionScore
+from candle_p1.parameters.parameter_set import ParameterSet
 from candle_p1.records import environment
 from candle_p1.records.power_file import write_traces
 from candle_p1.records.power_trace import Channel, Trace
@@ -58,15 +61,7 @@ from candle_p1.training.pulse import Pulse
 from candle_p1.training.restart import Restart
 from candle_p1.training.screen import Screen
 from candle_p1.training.setup import locate_files
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from candle_p1.benchmark import Benchmark
-    from candle_p1.instrument.phases import PhasePath
-    from candle_p1.parameters.parameter_set import ParameterSet
-    from tools.simulated import SimulatedCommunicator
+from tools.simulated import SimulatedCommunicator
 
 BENCHMARK = "nt3"
 METRICS = ("loss", "accuracy")
