@@ -26,7 +26,7 @@ from candle_p1.reports.modelled import (
     fitted_words,
     model_experiment,
 )
-from candle_p1.reports.render import Page, ReportTable, Section
+from candle_p1.reports.render import ReportTable, Section
 from candle_p1.reports.sections import free_slug
 from candle_p1.reports.words import listed, percent
 from candle_p1.text import count
@@ -55,7 +55,7 @@ def model_page(
     held_out: Collection[int] = (),
     *,
     draws: bool = True,
-) -> tuple[Page, dict[str, Any]]:
+) -> tuple[Section, dict[str, Any]]:
     """Returns the models of some runs, as a page and as JSON.
 
     Runs on the numbers of ranks that are held out are not used, but compared with the predictions.
@@ -93,7 +93,7 @@ def model_page(
     if not any(each["series"] for each in content):
         reasons = [f"{name}: {reason}" for each in content for name, reason in each["missing"]]
         raise ModelError("; ".join(reasons) or "no run with valid times has finished")
-    page = Page("CANDLE Pilot1: model", [LEAD], notes, sections)
+    page = Section("", "CANDLE Pilot1: model", [LEAD], notes, sections=sections)
     return page, {"notes": notes, "sections": content}
 
 

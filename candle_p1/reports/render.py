@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -120,7 +120,7 @@ class Statement(NamedTuple):
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: what it says, draws and tabulates about one thing.
+    """A page or a part of it: what it says, draws and tabulates about one thing.
 
     Attributes:
         slug: Its anchor on the page; "" for none.
@@ -142,26 +142,10 @@ class Section:
     sections: Sequence[Section] = ()
     is_folded: bool = False
 
-    def walk(self) -> Iterator[Section]:
-        """Yields it and all of its parts."""
-        yield self
-        for section in self.sections:
-            yield from section.walk()
-
-
-@dataclass(frozen=True)
-class Page:
-    """A page: a heading, sentences beneath it, notes in a box, and sections."""
-
-    title: str
-    lead: Sequence[str] = ()
-    notes: Sequence[str] = ()
-    sections: Sequence[Section] = ()
-
     @property
     def all_sections(self) -> list[Section]:
-        """All sections, and their parts."""
-        return [each for section in self.sections for each in section.walk()]
+        """It and all of its parts."""
+        return [self, *(each for section in self.sections for each in section.all_sections)]
 
 
 def page_of(
@@ -171,7 +155,7 @@ def page_of(
     *,
     notes: Sequence[str] = (),
     missing: Sequence[tuple[str, str]] = (),
-) -> Page:
+) -> Section:
     """Returns a page of what a command prints, with figures before its first table."""
     lines: list[str] = []
     tables: list[ReportTable] = []
@@ -182,11 +166,10 @@ def page_of(
             tables[-1] = replace(tables[-1], notes=(*tables[-1].notes, part))
         else:
             lines.append(part)
-    shown = Section("", "", figures=figures, missing=missing, tables=tables)
-    return Page(title, lines, notes, [shown])
+    return Section("", title, lines, notes, (), figures, missing, tables)
 
 
-def render_page(page: Page) -> str:
+def render_page(page: Section) -> str:
     """Returns a page as HTML, which needs no other file and no network."""
     import jinja2
 
@@ -195,7 +178,7 @@ def render_page(page: Page) -> str:
     return environment.from_string(template).render(page=page, legend=LEGEND)
 
 
-def write_page(page: Page, directory: Path, exports: Mapping[str, str | bytes]) -> Path:
+def write_page(page: Section, directory: Path, exports: Mapping[str, str | bytes]) -> Path:
     """Writes index.html, figures/*.png and *.svg, tables/*.csv and *.md; returns the page's path.
 
     Exports are further files, by their paths. Files of an earlier page with other names are kept.

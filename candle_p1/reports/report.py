@@ -15,7 +15,7 @@ from candle_p1.reports.figures.time import run_figures
 from candle_p1.reports.frame import Run, Runs
 from candle_p1.reports.notes import notes_on, notes_on_all
 from candle_p1.reports.published import machines, source
-from candle_p1.reports.render import Page, ReportTable, Section, Statement, page_of
+from candle_p1.reports.render import ReportTable, Section, Statement, page_of
 from candle_p1.reports.rules import find
 from candle_p1.reports.sections import TOPICS, Topic, free_slug
 from candle_p1.text import count, printable
@@ -33,7 +33,7 @@ def make_report(
     starting: Callable[[str], None] = lambda _title: None,
     *,
     with_model: bool = False,
-) -> tuple[Page, dict[str, str | bytes]]:
+) -> tuple[Section, dict[str, str | bytes]]:
     """Returns the page of some runs, and files for other programs by their paths beside it.
 
     Args:
@@ -61,16 +61,12 @@ def make_report(
         f" {source()}; nothing is read off its figures.{told}"
     )
     summary = Section("summary", "Summary", sections=summaries)
-    page = Page(
-        "CANDLE Pilot1: report",
-        [lead],
-        list(notes_on_all(runs)),
-        [*([summary] if summaries else []), *sections, *_lists(runs)],
-    )
-    return page, exports
+    sections = [*([summary] if summaries else []), *sections, *_lists(runs)]
+    notes = list(notes_on_all(runs))
+    return Section("", "CANDLE Pilot1: report", [lead], notes, sections=sections), exports
 
 
-def run_page(run: Run) -> Page:
+def run_page(run: Run) -> Section:
     """Returns the page of a run: its figures, and all of its tables."""
     notes = []
     if run["limits"]:

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from candle_p1 import cli
 from candle_p1.errors import ParameterError, RecordError
 from candle_p1.reports.frame import Run, Runs
-from candle_p1.reports.render import Page, ReportTable, Section, Statement, render_page
+from candle_p1.reports.render import ReportTable, Section, Statement, render_page
 from candle_p1.reports.report import make_report
 from candle_p1.reports.statistics import estimate_median
 from tests.planted_records import plant, plant_study, planted_record
@@ -146,7 +146,8 @@ def test_a_page_shows_each_thing_once_and_escapes_it():
     table = ReportTable("s", "T", ("a",), [("<i>",)], ["published (X): 1"])
     said = [Statement("what", ["<b>"], "s")]
     inner = Section("s", "T", statements=said, tables=[table], missing=[("curve", "no data")])
-    text = render_page(Page("P", sections=[Section("o", "O", notes=["n"], sections=[inner])]))
+    outer = Section("o", "O", notes=["n"], sections=[inner])
+    text = render_page(Section("", "P", sections=[outer]))
     for words in ("<h1>P</h1>", 'id="o"', "&lt;b&gt;", "&lt;i&gt;", "Not drawn: curve (no data)."):
         assert text.count(words) == 1, words
     assert '<p class="published">published (X): 1</p>' in text
