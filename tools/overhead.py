@@ -79,7 +79,7 @@ def direct_cost_s(training: Any) -> float:
     measured, bare = log.example(len(training.models[1].trainable_weights))
     seconds += seconds_of(measured, NUM_CALLS) - seconds_of(bare, NUM_CALLS)
     seconds += seconds_of(log.count_step, NUM_CALLS)
-    return seconds + seconds_of(log.take, NUM_CALLS) / training.plan.steps_per_epoch
+    return seconds + seconds_of(log.take, NUM_CALLS) / int(training.plan.steps_per_epoch)
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
