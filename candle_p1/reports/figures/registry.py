@@ -41,102 +41,69 @@ class FigureKind(NamedTuple):
 
     slug: str
     title: str
-    caption: str
     draw: Callable[[Experiment, Sequence[Series]], Figure | tuple[Figure, str]]
+    caption: str = ""
     whole: bool = False
     has: Callable[[Run], bool] | None = None
     missing: str = ""
 
 
+PERFORMANCE = f"Times of the slowest rank; training includes validation. {BARS}"
+SHARES = (
+    "Medians over runs of the mean over ranks, with the total time in s above each bar."
+    " Communication is the time in training in which a rank only communicated, and the transfer of"
+    " the weights."
+)
+RANKS = (
+    "For each series, the run on the most ranks that has the median total time. If there are many"
+    " ranks, a few evenly spaced ones are shown, along with those that load fastest and slowest."
+    " Waiting for the slowest loader and the transfer of the weights together are what the paper"
+    " calls broadcast overhead."
+)
+GAIN = (
+    "(base - other) / base, in percent, against the loader original and against chunked, the"
+    f" paper's method. Bars with caps are 95 % intervals; {WIDEST}"
+)
+SCALING = (
+    "T(base) / T(P), where the base is the smallest number of ranks of each series. Under strong"
+    " scaling, scaling efficiency is the speed-up divided by the ratio of the numbers of ranks."
+    f" Bars with caps are 95 % intervals; {WIDEST}"
+)
+QUALITY = f"Left: training samples in the last epoch, as in the paper. Right: test samples. {BARS}"
+EPOCHS = f"Runs that differ only in the loader or in threads are counted together. {BARS}"
+COMMUNICATION = (
+    "Time per epoch without validation and without the first step of the run; the share of training"
+    " in which a rank only communicated; and the load balance and POP efficiency of the whole run."
+    f" {BARS}"
+)
+LOADERS = f"Times of the slowest rank. {BARS}"
+ENERGY = (
+    "Over the whole run, for the parts of the machine that have sensors: means over GPUs, and over"
+    f" nodes with the devices of a node added up. {BARS}"
+)
+COMMUNICATED = "Time per epoch, communication and POP efficiency"
+NO_POWER, NOT_TRACED = "no run has power readings", "no run was traced (--timeline)"
+
 KINDS = (
+    FigureKind("performance", "Loading, training and total time", charts.performance, PERFORMANCE),
+    FigureKind("parts", "Where the time goes", charts.time_shares, SHARES),
+    FigureKind("ranks", "What each rank does when", time.ranks_over_time, RANKS),
+    FigureKind("improvement", "Improvement over the paper's loading", charts.gain, GAIN),
+    FigureKind("scaling", "Scaling", charts.scaling, SCALING),
+    FigureKind("quality", "Quality against ranks", charts.quality, QUALITY),
+    FigureKind("epochs", "Quality against epochs per rank", charts.epochs_per_rank, EPOCHS, True),
+    FigureKind("communication", COMMUNICATED, charts.communication, COMMUNICATION),
+    FigureKind("loaders", "Loading by file and loader", charts.loaders, LOADERS, True),
+    FigureKind("energy", "Energy and mean power", charts.energy, ENERGY),
     FigureKind(
-        "performance",
-        "Loading, training and total time",
-        f"Times of the slowest rank; training includes validation. {BARS}",
-        charts.performance,
-    ),
-    FigureKind(
-        "parts",
-        "Where the time goes",
-        "Medians over runs of the mean over ranks, with the total time in s above each bar."
-        " Communication is the time in training in which a rank only communicated, and the transfer"
-        " of the weights.",
-        charts.time_shares,
-    ),
-    FigureKind(
-        "ranks",
-        "What each rank does when",
-        "For each series, the run on the most ranks that has the median total time. If there are"
-        " many ranks, a few evenly spaced ones are shown, along with those that load fastest and"
-        " slowest. Waiting for the slowest loader and the transfer of the weights together are what"
-        " the paper calls broadcast overhead.",
-        time.ranks_over_time,
-    ),
-    FigureKind(
-        "improvement",
-        "Improvement over the paper's loading",
-        "(base - other) / base, in percent, against the loader original and against chunked, the"
-        f" paper's method. Bars with caps are 95 % intervals; {WIDEST}",
-        charts.gain,
-    ),
-    FigureKind(
-        "scaling",
-        "Scaling",
-        "T(base) / T(P), where the base is the smallest number of ranks of each series. Under"
-        " strong scaling, scaling efficiency is the speed-up divided by the ratio of the numbers of"
-        f" ranks. Bars with caps are 95 % intervals; {WIDEST}",
-        charts.scaling,
-    ),
-    FigureKind(
-        "quality",
-        "Quality against ranks",
-        f"Left: training samples in the last epoch, as in the paper. Right: test samples. {BARS}",
-        charts.quality,
-    ),
-    FigureKind(
-        "epochs",
-        "Quality against epochs per rank",
-        f"Runs that differ only in the loader or in threads are counted together. {BARS}",
-        charts.epochs_per_rank,
-        whole=True,
-    ),
-    FigureKind(
-        "communication",
-        "Time per epoch, communication and POP efficiency",
-        "Time per epoch without validation and without the first step of the run; the share of"
-        " training in which a rank only communicated; and the load balance and POP"
-        f" efficiency of the whole run. {BARS}",
-        charts.communication,
-    ),
-    FigureKind(
-        "loaders",
-        "Loading by file and loader",
-        f"Times of the slowest rank. {BARS}",
-        charts.loaders,
-        whole=True,
-    ),
-    FigureKind(
-        "energy",
-        "Energy and mean power",
-        "Over the whole run, for the parts of the machine that have sensors: means over GPUs, and"
-        f" over nodes with the devices of a node added up. {BARS}",
-        charts.energy,
-    ),
-    FigureKind(
-        "power",
-        "Power over time",
-        "",
-        time.power_over_time,
-        has=time.has_power,
-        missing="no run has power readings",
+        "power", "Power over time", time.power_over_time, has=time.has_power, missing=NO_POWER
     ),
     FigureKind(
         "timeline",
         "Communication over time",
-        "",
         time.timeline_over_time,
         has=time.is_traced,
-        missing="no run was traced (--timeline)",
+        missing=NOT_TRACED,
     ),
 )
 
