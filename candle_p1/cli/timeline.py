@@ -80,26 +80,15 @@ def _render(summary: TimelineSummary) -> Iterator[Any]:
     if not summary.activities:
         return
     yield "time in s; time in which intervals of several tensors overlap is counted once (union)"
-    activities = sorted(summary.activities.items(), key=lambda item: item[1]["first_s"])
-    kinds = [row["kind"] for _, row in activities]
-    rows = [(name, row["kind"], row) for name, row in activities]
-    rows += [("", kind, row) for kind, row in summary.kinds.items() if kinds.count(kind) > 1]
-    rows += [("", f"transfer by {name}", row) for name, row in summary.libraries.items()]
-    yield _table(
-        {
-            "activity": "",
-            "kind": "",
-            "union": ".3f",
-            "intervals": ",",
-            "first": ".3f",
-            "last": ".3f",
-        },
-        [
-            (*row[:2], *(row[2][key] for key in ("union_s", "num", "first_s", "last_s")))
-            for row in rows
-        ],
-        section=len(activities),
-    )
+    rows = [{"name": name} | row for name, row in summary.activities.items()]
+    rows.sort(key=lambda row: row["first_s"])
+    kinds, num_activities = [row["kind"] for row in rows], len(rows)
+    of_kinds = {kind: row for kind, row in summary.kinds.items() if kinds.count(kind) > 1}
+    of_kinds |= {f"transfer by {name}": row for name, row in summary.libraries.items()}
+    rows += [{"name": "", "kind": kind} | row for kind, row in of_kinds.items()]
+    times = {"first": "{first_s:.3f}", "last": "{last_s:.3f}"}
+    columns = {"activity": "{name}", "kind": "{kind}", "union": "{union_s:.3f}"}
+    yield _table(columns | {"intervals": "{num:,}"} | times, rows, num_activities)
     if broadcast := summary.broadcast:
         yield (
             f"broadcast overhead {broadcast.overhead_s:.3f} s: {broadcast.waiting_s:.3f} s waiting"
@@ -113,38 +102,21 @@ def _render(summary: TimelineSummary) -> Iterator[Any]:
                 f"{name}: {messages['num']:,} messages with {messages['num_tensors']:,} tensors,"
                 f" {messages['bytes'] / MIB:,.1f} MiB in {messages['duration_s']:.3f} s"
             )
-            yield _table(
-                {"from": ">", "messages": ",", "MiB": ",.3f", "s": ".3f", "MiB/s": ",.1f"},
-                (
-                    (
-                        _size(row["from_bytes"]),
-                        row["num"],
-                        row["bytes"] / MIB,
-                        row["duration_s"],
-                        row["bytes_per_s"] and row["bytes_per_s"] / MIB,
-                    )
-                    for row in messages["sizes"]
-                ),
-            )
+            columns = {"from": "{size:>}", "messages": "{num:,}", "MiB": "{mib:,.3f}"}
+            columns |= {"s": "{duration_s:.3f}", "MiB/s": "{mib_per_s:,.1f}"}
+            sizes = [row | {"size": _size(row["from_bytes"])} for row in messages["sizes"]]
+            yield _table(columns, map(_in_mib, sizes))
     longest = sorted(summary.tensors, key=lambda row: row.get("transfer_s", 0.0), reverse=True)
     yield (
         f"the {min(len(longest), SHOWN_TENSORS)} of {len(longest):,} tensors with the longest"
         " transfers, in s"
     )
     del longest[SHOWN_TENSORS:]
+    prefix = "StatefulPartitionedCall/"  # of every tf.function
+    longest = [_in_mib(row) | {"name": row["name"].removeprefix(prefix)} for row in longest]
     kinds = [kind for kind in TENSOR_KINDS if any(f"{kind}_s" in row for row in longest)]
-    yield _table(
-        {"tensor": "", "count": ",", "MiB": ",.3f"} | dict.fromkeys(kinds, ".3f"),
-        (
-            (
-                row["name"].removeprefix("StatefulPartitionedCall/"),  # of every tf.function
-                row["num"],
-                None if row["bytes"] is None else row["bytes"] / MIB,
-                *(row.get(f"{kind}_s") for kind in kinds),
-            )
-            for row in longest
-        ),
-    )
+    columns = {"tensor": "{name}", "count": "{num:,}", "MiB": "{mib:,.3f}"}
+    yield _table(columns | {kind: f"{{{kind}_s:.3f}}" for kind in kinds}, longest)
     if summary.num_steps:
         steps = {name: np.array(values) for name, values in summary.steps.items()}
         lengths_s = steps["end_s"] - steps["begin_s"]
@@ -169,16 +141,26 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes} B"
 
 
-def _table(columns: dict[str, str], rows: Iterable[tuple[Any, ...]], section: int = 0) -> Any:
-    """Returns a table of columns with formats; columns without one are words, on the left."""
+def _table(columns: dict[str, str], rows: Iterable[dict[str, Any]], section: int = 0) -> Any:
+    """Returns a table; columns are formats of a row, of which those of numbers are on the right."""
     from rich.table import Table
 
     table = Table()
     for name, form in columns.items():
-        sides: Any = {"justify": "right", "no_wrap": True} if form else {"overflow": "fold"}
+        sides: Any = {"justify": "right", "no_wrap": True} if ":" in form else {"overflow": "fold"}
         table.add_column(name, **sides)
     for i, row in enumerate(rows, 1):
-        cells = zip(row, columns.values(), strict=True)
-        texts = ("" if value is None else format(value, form) for value, form in cells)
-        table.add_row(*texts, end_section=i == section)
+        table.add_row(*(_cell(form, row) for form in columns.values()), end_section=i == section)
     return table
+
+
+def _in_mib(row: dict[str, Any]) -> dict[str, Any]:
+    amounts = {"mib": row["bytes"], "mib_per_s": row.get("bytes_per_s")}
+    return row | {name: None if n is None else n / MIB for name, n in amounts.items()}
+
+
+def _cell(form: str, row: dict[str, Any]) -> str:
+    try:
+        return form.format(**row)
+    except (KeyError, TypeError):  # not known
+        return ""
