@@ -144,14 +144,11 @@ def other_pairs(experiment: Experiment) -> list[Pair]:
 def _is_pair(base: Series, other: Series) -> bool:
     before, after = base.settings, other.settings
     different = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    return bool(different) and all(
-        _comes_before(before.get(name), after.get(name), BASES.get(name, ())) for name in different
-    )
-
-
-def _comes_before(value: object, other: object, bases: Sequence[str]) -> bool:
-    """Returns whether a value is a base, and the other one a later base or none."""
-    return value in bases and other not in bases[: bases.index(str(value))]
+    for name in different:
+        bases, value = BASES.get(name, ()), before.get(name)
+        if value not in bases or after.get(name) in bases[: bases.index(value)]:
+            return False  # it is no base, or the other one comes before it
+    return bool(different)
 
 
 def improvements(base: Series, optimised: Series, quantity: Quantity) -> list[Improvement]:
@@ -214,17 +211,7 @@ def scaling_table(experiment: Experiment) -> Content:
     return headings, rows, [*notes, *sorted(apart)]
 
 
-def method_gains_table(experiment: Experiment) -> Content:
-    """Returns what the paper's method gains."""
-    return _gains_table(experiment, method_pairs(experiment))
-
-
-def other_gains_table(experiment: Experiment) -> Content:
-    """Returns what other loaders, and kernels, gain."""
-    return _gains_table(experiment, other_pairs(experiment))
-
-
-def _gains_table(experiment: Experiment, compared: Sequence[Pair]) -> Content:
+def gains_table(experiment: Experiment, compared: Sequence[Pair]) -> Content:
     """Returns improvements in percent, on each number of ranks and over all."""
     measured = comparable_energy(experiment.runs)
     power_of = {energy: power for power, energy in measured}
