@@ -15,9 +15,9 @@ from candle_p1.reports.frame import (
     TRAINING,
     UNDIVIDED,
     WAITING,
+    MissingDataError,
     Run,
 )
-from candle_p1.reports.missing import MissingDataError
 from candle_p1.reports.published import published_epochs
 from candle_p1.reports.speed import Improvement, improvements
 from candle_p1.reports.statistics import estimate_ratio

@@ -80,6 +80,10 @@ communication are one part, UNDIVIDED. The rest is preprocessing, building the m
 digests."""
 
 
+class MissingDataError(Exception):
+    """The records lack what a figure or a finding needs; the message says what."""
+
+
 class PhaseSpan(NamedTuple):
     """A phase, a part of a phase or an epoch, on each rank.
 

@@ -20,8 +20,7 @@ from candle_p1.reports import columns, quality, speed
 from candle_p1.reports.advice import Claim, dominating_parts, gained, on_ranks, what_to_change
 from candle_p1.reports.columns import ENERGY, EPOCH, TOTAL, Quantity
 from candle_p1.reports.experiments import MIN_IN_RATIO, Experiment, describe
-from candle_p1.reports.frame import BATCH, STRONG
-from candle_p1.reports.missing import MissingDataError
+from candle_p1.reports.frame import BATCH, STRONG, MissingDataError
 from candle_p1.reports.published import (
     EPOCHS_TOLD,
     METHOD_LOADER,

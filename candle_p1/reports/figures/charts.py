@@ -23,8 +23,7 @@ from candle_p1.reports.drawing import (
     new_figure,
 )
 from candle_p1.reports.experiments import Experiment, Point, Series
-from candle_p1.reports.frame import BATCH, PARTS, STRONG
-from candle_p1.reports.missing import MissingDataError
+from candle_p1.reports.frame import BATCH, PARTS, STRONG, MissingDataError
 from candle_p1.reports.published import published_epochs
 from candle_p1.reports.quality import EpochGroup, epoch_groups
 from candle_p1.reports.speed import NO_OTHER_PAIR, improvements, pairs, speedups

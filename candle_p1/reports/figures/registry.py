@@ -9,8 +9,7 @@ from candle_p1.errors import DataError, RecordError
 from candle_p1.reports.drawing import LOOK, Drawing, to_drawing
 from candle_p1.reports.experiments import Experiment, Series, describe
 from candle_p1.reports.figures import charts, time
-from candle_p1.reports.frame import Run
-from candle_p1.reports.missing import MissingDataError
+from candle_p1.reports.frame import MissingDataError, Run
 from candle_p1.reports.published import published_figure
 from candle_p1.reports.speed import BASES, method_pairs
 

@@ -31,8 +31,7 @@ from candle_p1.reports.drawing import (
 )
 from candle_p1.reports.experiments import Experiment, Series
 from candle_p1.reports.figures.timeline import read_traced, timeline_caption, timeline_figure
-from candle_p1.reports.frame import PhaseSpan, Run
-from candle_p1.reports.missing import MissingDataError
+from candle_p1.reports.frame import MissingDataError, PhaseSpan, Run
 from candle_p1.reports.published import published
 from candle_p1.reports.words import listed, number
 from candle_p1.text import count

@@ -18,8 +18,7 @@ from candle_p1.reports.drawing import (
     legend_below,
     new_figure,
 )
-from candle_p1.reports.frame import PhaseSpan, Run
-from candle_p1.reports.missing import MissingDataError
+from candle_p1.reports.frame import MissingDataError, PhaseSpan, Run
 from candle_p1.reports.timeline.events import NEGOTIATE, OPERATIONS, TRANSFER, US_PER_S, Activity
 from candle_p1.reports.timeline.steps import CoverageUnion
 from candle_p1.reports.timeline.summary import TimelineSummary, summarize

@@ -24,8 +24,7 @@ from candle_p1.reports.figures.time import (
     power_over_time,
     ranks_over_time,
 )
-from candle_p1.reports.frame import Run, read_runs
-from candle_p1.reports.missing import MissingDataError
+from candle_p1.reports.frame import MissingDataError, Run, read_runs
 from candle_p1.reports.render import render_page
 from candle_p1.reports.report import run_page
 from tests.planted_records import changed, plant, planted_record

@@ -14,8 +14,7 @@ from candle_p1.reports.drawing import to_drawing
 from candle_p1.reports.experiments import group
 from candle_p1.reports.figures.registry import draw_figures
 from candle_p1.reports.figures.timeline import read_traced, timeline_figure
-from candle_p1.reports.frame import Run, read_runs
-from candle_p1.reports.missing import MissingDataError
+from candle_p1.reports.frame import MissingDataError, Run, read_runs
 from candle_p1.reports.render import render_page
 from candle_p1.reports.report import run_page
 from tests.planted_records import changed, plant
