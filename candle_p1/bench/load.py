@@ -28,7 +28,7 @@ from candle_p1.data.reader import FileSet, Reader, loading
 from candle_p1.distributed.comm import Attempt, Communicator, SerialCommunicator
 from candle_p1.errors import ParameterError, SetupError, did_you_mean
 from candle_p1.figures import compared_times
-from candle_p1.reports.published import machines, published_loading, source
+from candle_p1.reports.published import content, published_loading
 from candle_p1.text import count
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ class Load(harness.BenchmarkComparison):
                 | {"elapsed_s": harness.elapsed_s(ranks)}
                 for job, ranks in measured
             ],
-            "published": {"source": source(), "tables": tables},
+            "published": {"source": content()["sources"]["paper"], "tables": tables},
         }
 
     def result(self, variant: str, measured: Measured) -> Result:
@@ -338,7 +338,7 @@ def published_tables(benchmark: str) -> list[dict[str, Any]]:
     """
     tables: dict[int, dict[str, Any]] = {}
     for cell in published_loading(benchmark):
-        facts = {"machine": cell.machine, "node": machines()[cell.machine], "files": {}}
+        facts = {"machine": cell.machine, "node": content()["machines"][cell.machine], "files": {}}
         table = tables.setdefault(cell.table, {"table": cell.table, **facts})
         file = table["files"].setdefault(cell.role, {"file_mb": cell.file_mb})
         file[f"{cell.loader}_s"] = cell.seconds

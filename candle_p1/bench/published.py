@@ -13,14 +13,10 @@ from candle_p1.bench.harness import plain_table
 from candle_p1.benchmark import Benchmark, find_benchmark
 from candle_p1.errors import ParameterError
 from candle_p1.reports.published import (
-    TABLE_1,
     Published,
     all_published,
-    candle_defaults,
-    machines,
+    content,
     number_words,
-    published_table_1,
-    sources,
 )
 
 if TYPE_CHECKING:
@@ -40,7 +36,7 @@ SIZE_TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class TrainedRow:
-    """A row of Table 1, by a key of TABLE_1, beside what is trained here.
+    """A row of Table 1, by one of published.toml's `table_1_rows`, beside what is trained here.
 
     `candle` is what CANDLE's default model file says, and `here` the default with synthetic data of
     full size; None where it is unknown. The note says why it differs from the paper.
@@ -55,7 +51,7 @@ class TrainedRow:
 
 def table_1(benchmark: Benchmark) -> list[TrainedRow]:
     """Returns the paper's Table 1 beside what is trained here; [] if the paper has no column."""
-    told, candle = published_table_1(benchmark.name), candle_defaults(benchmark.name)
+    told, candle = (content()[key].get(benchmark.name, {}) for key in ("table_1", "candle"))
     own = _trained(benchmark) if told else {}
     return [
         TrainedRow(name, cell, candle.get(name), own.get(name), _note(benchmark, name, cell, own))
@@ -116,11 +112,11 @@ def collect(name: str | None) -> dict[str, Any]:
             )
         name = found
     selected = [each for each in values if name in (None, each.benchmark)]
-    compared = [each for each in known if name in (None, each) and published_table_1(each)]
+    compared = [each for each in known if name in (None, each) and each in content()["table_1"]]
     rows = {each: table_1(find_benchmark(each)) for each in compared}
     return {
-        "sources": sources(),
-        "machines": machines(),
+        "sources": content()["sources"],
+        "machines": content()["machines"],
         "table_1": {each: [asdict(row) for row in rows[each]] for each in compared},
         "values": [asdict(each) for each in selected],
     }
@@ -148,7 +144,7 @@ def render(report: Mapping[str, Any]) -> Iterator[str | Table]:
             table = plain_table("", "published", "CANDLE", "here")
             table.add_column("note", overflow="fold")
             for row in rows:
-                name, unit = TABLE_1[row.name]
+                name, unit = content()["table_1_rows"][row.name]
                 cells = (row.published, row.candle, row.here)
                 shown = ("-" if cell is None else number_words(cell) for cell in cells)
                 table.add_row(f"{name} (MB)" if unit == "MB" else name, *shown, row.note)

@@ -17,9 +17,8 @@ from candle_p1.reports.published import (
     METHOD_LOADER,
     ORIGINAL_LOADER,
     all_published,
-    not_printed,
+    content,
     published_loading,
-    published_table_1,
 )
 from candle_p1.reports.render import ReportTable
 from candle_p1.reports.words import listed, percent
@@ -158,7 +157,7 @@ def forecast_paper(
         notes = [
             "Nothing here was measured: it follows from numbers that the paper prints, which are"
             " listed below. Low and high are the ends of the span of all ways to read them.",
-            *(f"not printed: {each}" for each in not_printed()[benchmark]),
+            *(f"not printed: {each}" for each in content()["not_printed"][benchmark]),
             *(f"used: {each}" for each in inputs_used(benchmark)),
         ]
         checks = gains_to_check(benchmark, mode)
@@ -181,10 +180,10 @@ def paper_inputs(benchmark: str) -> PaperInputs:
     Raises:
         ModelError: It does not print enough.
     """
-    if benchmark not in not_printed():
+    if benchmark not in content()["not_printed"]:
         raise ModelError(
             f"the paper prints too little about {benchmark} on {MACHINE} for a model: choose one of"
-            f" {', '.join(not_printed())}, or give runs with --from"
+            f" {', '.join(content()['not_printed'])}, or give runs with --from"
         )
     (gains,) = _stated(benchmark, WEAK, "improvement_total_s")
     cells = [each for each in published_loading(benchmark) if each.machine == MACHINE]
@@ -192,7 +191,7 @@ def paper_inputs(benchmark: str) -> PaperInputs:
         "loading": LoaderTimes(
             *(sum(e.seconds for e in cells if e.loader == name) for name in LoaderTimes._fields)
         ),
-        "epochs": int(published_table_1(benchmark)["epochs"]),
+        "epochs": int(content()["table_1"][benchmark]["epochs"]),
         "weak_epochs": _stated("", WEAK, "epochs_per_rank")[0].value,
         "weak_gains": (gains.value, gains.to),
         "most_ranks": _stated("nt3", WEAK, "improvement_total_s")[0].num_ranks,

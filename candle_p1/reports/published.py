@@ -25,18 +25,6 @@ GAINS = ("improvement_", "change_")
 EPOCHS_TOLD = ("epochs_needed", "epochs_too_few", "epochs_to_run")
 """The quantities that tell how many epochs each rank has to train."""
 
-TABLE_1 = {
-    "training_mb": ("training file", "MB"),
-    "testing_mb": ("testing file", "MB"),
-    "epochs": ("epochs", ""),
-    "batch_size": ("batch size", ""),
-    "learning_rate": ("learning rate", ""),
-    "optimizer": ("optimizer", ""),
-    "samples": ("training samples", ""),
-    "elements": ("elements per sample", ""),
-}
-"""The rows of the paper's Table 1, with their units."""
-
 
 @dataclass(frozen=True)
 class Published:
@@ -86,19 +74,10 @@ class PublishedLoading(NamedTuple):
     seconds: float
 
 
-def source() -> str:
-    """Returns the reference to the paper."""
-    return sources()["paper"]
-
-
-def sources() -> dict[str, str]:
-    """Returns the references, by the sources of values."""
-    return dict(_content()["sources"])
-
-
-def machines() -> dict[str, str]:
-    """Returns descriptions of the paper's machines, by name."""
-    return dict(_content()["machines"])
+@cache
+def content() -> dict[str, Any]:
+    """Returns what published.toml holds, whose keys are explained there."""
+    return read_toml(Path(__file__).with_name("published.toml"))
 
 
 def published(
@@ -128,12 +107,12 @@ def published_epochs(experiment: Experiment) -> int | None:
 def all_published() -> list[Published]:
     """Returns every published value, in the order of the file; its Tables 1, 3 and 4 come last."""
     found = list(_stated())
-    for benchmark, cells in _content()["table_1"].items():
-        for row, (title, unit) in TABLE_1.items():
+    for benchmark, cells in content()["table_1"].items():
+        for row, (title, unit) in content()["table_1_rows"].items():
             says = f"{title} {number_words(cells[row])} {unit}".rstrip()
             facts: dict[str, Any] = {"benchmark": benchmark, "value": cells[row], "unit": unit}
             found.append(Published(row, says, "Table 1", **facts))
-    for benchmark in _content()["table_1"]:
+    for benchmark in content()["table_1"]:
         for table, machine, role, loader, mb, seconds in published_loading(benchmark):
             says = f"{seconds} s to load the {role} file of {mb} MB (loader {loader})"
             facts = {"benchmark": benchmark, "machine": machine, "loaders": (loader,)}
@@ -142,24 +121,9 @@ def all_published() -> list[Published]:
     return found
 
 
-def not_printed() -> dict[str, list[str]]:
-    """Returns what a forecast of the paper's runs lacks, and what stands for it, by benchmark."""
-    return dict(_content()["not_printed"])
-
-
-def published_table_1(benchmark: str) -> dict[str, Number]:
-    """Returns the benchmark's column of Table 1, by the keys of TABLE_1; {} where it has none."""
-    return dict(_content()["table_1"].get(benchmark, {}))
-
-
-def candle_defaults(benchmark: str) -> dict[str, Number]:
-    """Returns what CANDLE's default model file says about rows of Table 1; {} where unknown."""
-    return dict(_content()["candle"].get(benchmark, {}))
-
-
 def published_figure(benchmark: str, mode: str, slug: str) -> str | None:
     """Returns which figures or tables of the paper correspond to a figure of a report."""
-    figures = _content()["figures"]
+    figures = content()["figures"]
     of_both = figures.get(benchmark, {}) | figures.get(f"{benchmark}-{mode}", {})
     return of_both.get(slug)  # type: ignore[no-any-return]
 
@@ -168,7 +132,7 @@ def published_loading(benchmark: str) -> list[PublishedLoading]:
     """Returns the benchmark's cells of Tables 3 and 4."""
     return [
         PublishedLoading(table["table"], table["machine"], role, loader, row["mb"], row[loader])
-        for table in _content()["loading"]
+        for table in content()["loading"]
         for role, row in table.get(benchmark, {}).items()
         for loader in (ORIGINAL_LOADER, METHOD_LOADER)
     ]
@@ -183,7 +147,7 @@ def number_words(number: Number) -> str:
 def _stated() -> list[Published]:
     """Returns the values of all groups, with their numbers in what they say."""
     found = []
-    for group in _content()["groups"]:
+    for group in content()["groups"]:
         for entry in group["values"]:
             facts = {name: each for name, each in (group | entry).items() if name != "values"}
             ranks, loaders = facts.pop("ranks", None), facts.pop("loaders", ())
@@ -194,8 +158,3 @@ def _stated() -> list[Published]:
             says = facts.pop("says").format(**words)
             found.append(Published(says=says, num_ranks=ranks, loaders=tuple(loaders), **facts))
     return found
-
-
-@cache
-def _content() -> dict[str, Any]:
-    return read_toml(Path(__file__).with_name("published.toml"))

@@ -14,7 +14,7 @@ from candle_p1.reports.figures.registry import draw_figures
 from candle_p1.reports.figures.time import run_figures
 from candle_p1.reports.frame import Run, Runs
 from candle_p1.reports.notes import notes_on, notes_on_all
-from candle_p1.reports.published import machines, source
+from candle_p1.reports.published import content
 from candle_p1.reports.render import ReportTable, Section, Statement, page_of
 from candle_p1.reports.rules import find
 from candle_p1.reports.sections import TOPICS, Topic, free_slug
@@ -55,10 +55,10 @@ def make_report(
     if find_spec("pyarrow"):
         exports["runs.parquet"] = table.to_parquet(None, engine="pyarrow", index=False)
     exports |= {f"extrap/{name}": text for name, text in extrap_files(experiments).items()}
-    told = "".join(f" {name}: {words}." for name, words in machines().items())
+    told = "".join(f" {name}: {words}." for name, words in content()["machines"].items())
     lead = (
         'Based on run records alone. "Published" values are those printed in the text of'
-        f" {source()}; nothing is read off its figures.{told}"
+        f" {content()['sources']['paper']}; nothing is read off its figures.{told}"
     )
     summary = Section("summary", "Summary", sections=summaries)
     sections = [*([summary] if summaries else []), *sections, *_lists(runs)]

@@ -13,7 +13,7 @@ from candle_p1 import cli
 from candle_p1.bench.published import DIFFERS, collect, table_1
 from candle_p1.benchmark import find_benchmark
 from candle_p1.errors import ParameterError
-from candle_p1.reports.published import all_published, published_table_1
+from candle_p1.reports.published import all_published, content
 
 BENCHMARKS = ("nt3", "p1b1", "p1b2", "p1b3")
 
@@ -40,7 +40,9 @@ def test_every_value_is_shown_with_its_place(monkeypatch):
 def test_table_1_stands_beside_what_is_trained():
     rows = {name: {row.name: row for row in table_1(find_benchmark(name))} for name in BENCHMARKS}
     for name, of_benchmark in rows.items():
-        assert {key: row.published for key, row in of_benchmark.items()} == published_table_1(name)
+        assert {key: row.published for key, row in of_benchmark.items()} == content()["table_1"][
+            name
+        ]
         assert all(row.here is not None for row in of_benchmark.values())
         assert not [row for row in of_benchmark.values() if row.note == DIFFERS]
         for key in ("epochs", "batch_size", "learning_rate", "optimizer"):

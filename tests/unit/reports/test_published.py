@@ -12,16 +12,12 @@ from candle_p1.reports.published import (
     GAINS,
     METHOD_LOADER,
     ORIGINAL_LOADER,
-    TABLE_1,
     all_published,
-    candle_defaults,
-    machines,
+    content,
     number_words,
     published,
     published_figure,
     published_loading,
-    published_table_1,
-    sources,
 )
 from tests.candle import CANDLE
 
@@ -90,10 +86,10 @@ def test_every_stated_number_is_held_once():
 
 def test_values_name_their_place_and_show_their_numbers():
     for each in all_published():
-        assert each.source in sources()
+        assert each.source in content()["sources"]
         assert each.benchmark in ("", *BENCHMARKS) or each.source != "paper"
         assert each.mode in ("strong", "weak", "batch", "any")
-        assert each.machine in (*machines(), "") or each.source != "paper"
+        assert each.machine in (*content()["machines"], "") or each.source != "paper"
         assert str(each).startswith(f"published ({each.machine}" if each.machine else "published (")
         assert "{" not in each.says
         if each.value is not None:
@@ -139,7 +135,7 @@ def test_epochs_needed(benchmark, needed):
 )
 def test_what_is_held_of_candles_files_is_what_they_say(path):
     origin = Origin("config file", file=str(path))
-    held = candle_defaults(path.name.split("_")[0])
+    held = content()["candle"][path.name.split("_")[0]]
     entries = {name: text for name, text, _ in read_entries(path, origin)}
     said = {name: read_any(entries[name]) for name in held}
     assert held == said | {"learning_rate": said["learning_rate"] or "none"}
@@ -147,12 +143,10 @@ def test_what_is_held_of_candles_files_is_what_they_say(path):
 
 def test_tables_are_whole():
     for benchmark in BENCHMARKS:
-        assert published_table_1(benchmark).keys() == TABLE_1.keys()
-        assert candle_defaults(benchmark).keys() < TABLE_1.keys()
+        table_1, rows = content()["table_1"][benchmark], content()["table_1_rows"]
+        assert table_1.keys() == rows.keys() > content()["candle"][benchmark].keys()
         cells = {(each.table, each.role, each.loader) for each in published_loading(benchmark)}
         assert len(cells) == 8
-        table_1 = published_table_1(benchmark)
         sizes = {(each.role, each.file_mb) for each in published_loading(benchmark)}
         assert sizes == {("train", table_1["training_mb"]), ("test", table_1["testing_mb"])}
         assert published_figure(benchmark, "strong", "loaders") == "Tables 3 and 4"
-    assert published_table_1("tc1") == candle_defaults("tc1") == {}
