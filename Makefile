@@ -98,7 +98,7 @@ test-jax: $(JAX_VENV)/setup.done ## Test the engine jax, without TensorFlow and 
 	PATH=$(CURDIR)/$(JAX_VENV)/bin:$$PATH $(JAX_VENV)/bin/python -m pytest -m jax_engine $(PYTEST_ARGS)
 
 test-formats: .venv-formats/setup.done ## Check exported files with Extra-P and MLPerf's compliance checker
-	.venv-formats/bin/python -m pytest tests/unit/reports/test_extrap.py tests/unit/instrument/test_mllog.py -m formats $(PYTEST_ARGS)
+	.venv-formats/bin/python -m pytest tests/unit/reports/test_exports.py tests/unit/instrument/test_mllog.py -m formats $(PYTEST_ARGS)
 
 keras2: .venv-keras2/setup.done ## Install tf_keras, which is Keras 2, into .venv-keras2, to compare with
 

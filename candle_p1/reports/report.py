@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from candle_p1.records.summary import details
 from candle_p1.reports.experiments import Experiment, describe, group
-from candle_p1.reports.exports.extrap import extrap_files
-from candle_p1.reports.exports.tidy import tidy, to_csv
+from candle_p1.reports.export import extrap_files, tidy, to_csv
 from candle_p1.reports.figures.registry import draw_figures
 from candle_p1.reports.figures.time import run_figures
 from candle_p1.reports.frame import Run, Runs

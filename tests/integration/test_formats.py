@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.unit.reports.test_extrap import measured_in
+from tests.unit.reports.test_exports import measured_in
 
 pytestmark = pytest.mark.extended
 
