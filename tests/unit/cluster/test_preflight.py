@@ -403,19 +403,6 @@ def test_import_errors_are_facts(monkeypatch, needed):
     assert checks.find_software(with_mpi=False)["unusable"].keys() == {needed[0]}
 
 
-def test_a_backend_that_is_unknown_is_a_fact(monkeypatch):
-    monkeypatch.delitem(sys.modules, "keras", raising=False)
-    monkeypatch.setenv("KERAS_BACKEND", "torch")
-    monkeypatch.setattr(checks.installation, "visible_gpus", lambda backend: ["H100"])
-
-    def import_module(name):
-        raise ImportError("No module named 'torch'")
-
-    monkeypatch.setattr(checks.importlib, "import_module", import_module)
-    found = checks.find_software(with_mpi=False)
-    assert found["unusable"]["keras"].startswith("KERAS_BACKEND is torch")
-
-
 @pytest.mark.parametrize(
     ("visible", "ids"), [(None, ["GPU-a", "GPU-b"]), ("1", ["GPU-b"]), ("", []), ("MIG-1", None)]
 )
