@@ -1,10 +1,10 @@
-"""A downloader for pooch that resumes, retries, and gives up on servers that do harm.
+"""A downloader for pooch that resumes, retries, and gives up on servers that stall.
 
-The bytes are collected in ``.NAME.partial``; ``.NAME.partial.json`` beside it says of which version
-of which URL they are the beginning. A later attempt, even by another process, asks for the rest
-with ``Range``, and with ``If-Range`` (RFC 9110, section 13.1.5), so that a server on which the file
-has changed sends the new one from its beginning. If the server sends nothing that identifies a
-version, every attempt starts from zero.
+The bytes are collected in ``.NAME.partial``; ``.NAME.partial.version`` beside it holds the URL and
+the version of the file of which they are the beginning. A later attempt, even by another process,
+asks for the rest with ``Range``, and with ``If-Range`` (RFC 9110, section 13.1.5), so that a server
+on which the file has changed sends the new one from its beginning. If the server sends nothing that
+identifies a version, every attempt starts from zero.
 """
 
 from __future__ import annotations
@@ -13,113 +13,38 @@ import errno
 import os
 import re
 import shutil
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from functools import partial
-from http import HTTPStatus
-from itertools import takewhile
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
-from urllib.parse import urljoin, urlsplit
+from typing import Any
+from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 import requests
-import urllib3
-from pydantic import AfterValidator, BaseModel, NonNegativeInt
+from urllib3.exceptions import HTTPError
 
 from candle_p1 import __version__
 from candle_p1.datasets.registry import Notify, Progress, partial_path
-from candle_p1.files import read_regular_bytes, write_atomically
+from candle_p1.files import open_regular_file, read_regular_file, write_atomically
 
-BLOCK_BYTES = 1 << 14
-"""What is read at a time: little, so that a slow transfer is not taken for a stalled one."""
+BLOCK_BYTES = 1 << 16
 TIMEOUTS_S = (10, 60)
 """How long to wait for a connection, and how long an open one may stay silent."""
 SLOW_S = 60.0
 """Over how long a transfer may be slower than the limit."""
-FIRST_WAIT_S, MAX_WAIT_S = 1.0, 60.0
-"""The pause before the first retry, which doubles with each, and the longest one."""
-
-Header = Annotated[
-    str | None, AfterValidator(lambda text: text if (text or "").isprintable() else None)
-]
+MAX_WAIT_S = 60
+"""The longest pause before a retry; the first is 1 s, and it doubles."""
 
 
 class CannotDownloadError(Exception):
     """The file cannot be downloaded from this URL; the message says why, as a clause."""
 
 
-class TransientError(Exception):
-    """An attempt failed, and one after `retry_after_s` may succeed; the message is a clause.
+class TransientError(CannotDownloadError):
+    """An attempt failed, and one after `retry_after_s` may succeed."""
 
-    `restart` says that what has been downloaded so far is of no use.
-    """
-
-    def __init__(self, reason: str, retry_after_s: float = 0.0, restart: bool = False) -> None:
-        super().__init__(reason)
-        self.retry_after_s, self.restart = retry_after_s, restart
-
-
-class Version(BaseModel, frozen=True, strict=True, extra="forbid"):
-    """A URL, without a password, and what its server says about the file there."""
-
-    url: str
-    etag: Header = None
-    last_modified: Header = None
-    total_bytes: NonNegativeInt | None = None
-
-    @property
-    def validator(self) -> str | None:
-        """What If-Range may hold: a strong ETag, or else the date; None without either."""
-        is_weak = (self.etag or "").startswith("W/")
-        return None if is_weak else self.etag or self.last_modified
-
-
-class Partial:
-    """What has been downloaded of a file that will have the final `path`, which must be locked."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = partial_path(path.parent, path.name)
-        self._state = self.path.with_name(f"{self.path.name}.json")
-
-    @property
-    def num_bytes(self) -> int:
-        """Its size."""
-        return self.path.stat().st_size if self.path.exists() else 0
-
-    def resume_point(self, url: str) -> tuple[int, Version | None]:
-        """Returns the first byte to ask for, at most the file's last one, and the version so far.
-
-        They are (0, None) where the bytes are not from this URL, or cannot be resumed.
-        """
-        try:
-            version = Version.model_validate_json(read_regular_bytes(self._state))
-        except (OSError, ValueError):
-            return 0, None
-        start = min(self.num_bytes, (version.total_bytes or 0) - 1)
-        fits = version.url == without_password(url) and version.validator and start > 0
-        return (start, version) if fits else (0, None)
-
-    def open_at(self, start: int, version: Version) -> BinaryIO:
-        """Returns the file open for what follows the first `start` bytes of a version."""
-        if (version.total_bytes or 0) - start > shutil.disk_usage(self.path.parent).free:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if not start:
-            self.path.unlink(missing_ok=True)  # a pipe would be waited for
-        file = self.path.open("r+b" if start else "wb")
-        file.seek(start)
-        file.truncate()
-        write_atomically(self._state, version.model_dump_json())
-        return file
-
-    def discard(self) -> None:
-        """Removes it."""
-        self.path.unlink(missing_ok=True)
-        self._state.unlink(missing_ok=True)
+    retry_after_s = 0
 
 
 @dataclass
@@ -127,14 +52,13 @@ class ResumingDownloader:
     """Downloads one file over HTTP, or copies a local one; follows pooch's downloader protocol.
 
     Attributes:
-        path: The file's final path.
+        path: The file's final path; its directory must be locked.
         num_retries: The maximum number of consecutive retries.
         min_kib_per_s: An attempt is given up if it brings less than this over SLOW_S.
         max_bytes: The file's size, if known; a longer one is not downloaded to its end.
         progress: Called with the progress of the download.
         notify: Called when an attempt has failed and another one follows.
-        version: The version of the file that was downloaded.
-        is_whole: Whether the server said where that file ends.
+        version: What the server says of the version that was downloaded.
     """
 
     path: Path
@@ -143,12 +67,13 @@ class ResumingDownloader:
     max_bytes: int | None = None
     progress: Progress | None = None
     notify: Notify | None = None
-    version: Version = field(init=False)
-    is_whole: bool = field(default=True, init=False)
+    version: str = ""
 
     def __post_init__(self) -> None:
-        """Finds what has been downloaded already."""
-        self.partial, self._num_received = Partial(self.path), 0
+        """Names the files of the download."""
+        self.partial = partial_path(self.path.parent, self.path.name)
+        self._state = self.partial.with_name(f"{self.partial.name}.version")
+        self._min_bytes = self.min_kib_per_s * 1024 * SLOW_S
 
     def __call__(self, url: str, output_file: str, *_: Any) -> None:
         """Downloads a URL to `output_file`; a failure keeps only what can be resumed.
@@ -158,118 +83,113 @@ class ResumingDownloader:
             OSError: It cannot be written.
         """
         try:
-            if urlsplit(url).scheme == "file":
-                self._copy(Path(url2pathname(urlsplit(url).path)), url)
-            else:
-                self._download(url)
-            if not self.partial.num_bytes:
+            (self._copy if urlsplit(url).scheme == "file" else self._download)(url)
+            if not self._num_bytes():
                 raise CannotDownloadError("the file there is empty")
         except (CannotDownloadError, OSError):
-            if not self.partial.resume_point(url)[0]:
-                self.partial.discard()
+            if not self._resume_point(url)[0]:
+                self.discard()
             raise
-        with self.partial.path.open("rb") as file:
-            os.fsync(file.fileno())
-        self.partial.path.replace(output_file)
+        self.partial.replace(output_file)
 
-    def _copy(self, path: Path, url: str) -> None:
-        is_readable = False
-        with suppress(OSError, ValueError):  # the path may be too long, or have a null byte
-            is_readable = path.is_file() and os.access(path, os.R_OK)
-        if not is_readable:
-            raise CannotDownloadError("there is no such file, or it cannot be read")
-        with path.open("rb") as source:
-            version = Version(url=url, total_bytes=os.fstat(source.fileno()).st_size)
-            self._write(iter(lambda: source.read(1 << 20), b""), 0, version)
+    def discard(self) -> None:
+        """Removes what was downloaded so far."""
+        self.partial.unlink(missing_ok=True)
+        self._state.unlink(missing_ok=True)
+
+    def _num_bytes(self) -> int:
+        return self.partial.stat().st_size if self.partial.is_file() else 0
+
+    def _resume_point(self, url: str) -> tuple[int, str]:
+        """Returns the byte to ask for, which is the last one that is there, and its version."""
+        with suppress(OSError, ValueError):
+            source, version = read_regular_file(self._state).split("\n")
+            if source == without_password(url) and _usable(version) and self._num_bytes() > 1:
+                return self._num_bytes() - 1, version
+        return 0, ""
+
+    def _copy(self, url: str) -> None:
+        self.discard()
+        try:
+            source = open_regular_file(Path(url2pathname(urlsplit(url).path)))
+        except (OSError, ValueError) as error:
+            raise CannotDownloadError("there is no such file, or it cannot be read") from error
+        with source, self.partial.open("wb") as output:
+            shutil.copyfileobj(source, output)
 
     def _download(self, url: str) -> None:
-        num_failures, most_bytes = 0, self.partial.num_bytes
-        min_bytes_per_s = self.min_kib_per_s * 1024
+        num_failures, most_bytes = 0, self._num_bytes()
         while True:
-            began_s = time.monotonic()
             try:
-                attempt = partial(self._attempt, url)
-                return _watch(attempt, lambda: self._num_received, min_bytes_per_s)
+                return self._attempt(url)
             except TransientError as error:
-                if error.restart:
-                    self.partial.discard()
-                num_bytes = self.partial.num_bytes
-                # A server that closes the connection after each byte brings too little, too.
-                enough_bytes = min_bytes_per_s * max(time.monotonic() - began_s, 1.0)
-                num_failures = 1 if num_bytes - most_bytes > enough_bytes else num_failures + 1
+                num_bytes = self._num_bytes()
+                brought_enough = num_bytes - most_bytes > self._min_bytes
+                num_failures = 1 if brought_enough else num_failures + 1
                 most_bytes = max(most_bytes, num_bytes)
                 if num_failures > self.num_retries:
-                    raise CannotDownloadError(str(error)) from error
-                wait_s = max(error.retry_after_s, FIRST_WAIT_S * 2 ** (num_failures - 1))
-                wait_s = min(wait_s, MAX_WAIT_S)
+                    raise
+                wait_s = min(max(error.retry_after_s, 2 ** (num_failures - 1)), MAX_WAIT_S)
                 if self.notify:
                     self.notify(
                         f"{self.path.name}: {error}; {num_bytes / 2**20:.1f} MiB downloaded so"
-                        f" far, trying again in {wait_s:g} s"
+                        f" far, trying again in {wait_s} s"
                     )
                 time.sleep(wait_s)
 
-    def _attempt(self, url: str, abandoned: threading.Event) -> None:
-        asked, known = self.partial.resume_point(url)
-        with _get(url, asked, known) as response:
-            if abandoned.is_set():
-                return
-            start, version = _check(response, url, asked, known)
-            is_chunked = response.headers.get("Transfer-Encoding", "").lower() == "chunked"
-            self.is_whole = is_chunked or version.total_bytes is not None
-            blocks = iter(lambda: response.raw.read(BLOCK_BYTES, decode_content=False), b"")
-            blocks = takewhile(lambda _: not abandoned.is_set(), blocks)
-            num_bytes = self._write(blocks, start, version)
-        if version.total_bytes not in (None, num_bytes):
-            raise TransientError(
-                f"the connection ended at byte {num_bytes} of {version.total_bytes}"
-            )
+    def _attempt(self, url: str) -> None:
+        start, version = self._resume_point(url)
+        # A compressed transfer could be neither counted nor resumed.
+        headers = {"User-Agent": f"candle_p1/{__version__}", "Accept-Encoding": "identity"}
+        if start:
+            headers |= {"Range": f"bytes={start}-", "If-Range": version}
+        try:
+            with requests.Session() as session:
+                if url.startswith("https:"):  # no redirect may lead to what is not encrypted
+                    session.adapters.pop("http://")
+                options: Any = {"headers": headers, "stream": True, "timeout": TIMEOUTS_S}
+                with session.get(url, **options) as response:
+                    _check(response, url)
+                    if response.status_code == requests.codes.ok:
+                        self.discard()
+                        start, version = 0, _version(response)
+                        if version:
+                            write_atomically(self._state, f"{without_password(url)}\n{version}")
+                    elif not _continues(response, start, version):
+                        self.discard()
+                        raise TransientError("the file on the server has changed")
+                    self.version = version
+                    self._receive(response, start)
+        except (requests.ConnectionError, requests.Timeout, HTTPError) as error:
+            found = re.search(r"\[Errno -?\d+\] ([^'\")]+)|(timed out)", str(error))
+            reason = found[1] or found[2] if found else "it broke"
+            raise TransientError(f"the connection failed ({reason})") from error
+        except (requests.RequestException, ValueError) as error:
+            reason = str(error) or type(error).__name__
+            raise CannotDownloadError(without_password(reason)) from error
 
-    def _write(self, blocks: Iterable[bytes], start: int, version: Version) -> int:
-        self.version, num_bytes = version, start
-        with self.partial.open_at(start, version) as file:
-            for block in blocks:
+    def _receive(self, response: requests.Response, num_bytes: int) -> None:
+        left_bytes = response.raw.length_remaining or 0  # 0 if it comes in chunks
+        total_bytes = num_bytes + left_bytes if left_bytes else 0
+        if left_bytes > shutil.disk_usage(self.path.parent).free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with self.partial.open("r+b" if num_bytes else "wb") as file:
+            file.seek(num_bytes)
+            file.truncate()
+            began_s, began_bytes = time.monotonic(), num_bytes
+            while block := response.raw.read1(BLOCK_BYTES, decode_content=False):
                 file.write(block)
-                file.flush()
                 num_bytes += len(block)
-                self._num_received += len(block)
                 if self.max_bytes is not None and num_bytes > self.max_bytes:
-                    self.partial.discard()
+                    self.discard()
                     raise CannotDownloadError(f"it is larger than {self.max_bytes} bytes")
                 if self.progress:
-                    self.progress(self.path.name, num_bytes, version.total_bytes or 0)
-        return num_bytes
-
-
-def _watch(
-    attempt: Callable[[threading.Event], None], num_bytes: Callable[[], int], min_bytes_per_s: float
-) -> None:
-    """Calls `attempt` in a thread, which is left behind if `num_bytes` grows too slowly.
-
-    A socket's timeout limits only the silence between two bytes, and a server may send the lines of
-    its answer, or the content, byte by byte for days. What a thread may still write after it was
-    told that it is abandoned is what the next attempt writes there, too.
-    """
-    outcome, abandoned = Future[None](), threading.Event()
-
-    def run() -> None:
-        try:
-            attempt(abandoned)
-            outcome.set_result(None)
-        except Exception as error:
-            outcome.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    try:
-        while not outcome.done():
-            before = num_bytes()
-            wait([outcome], SLOW_S)
-            brought = num_bytes() - before
-            if not outcome.done() and brought < min_bytes_per_s * SLOW_S:
-                raise TransientError(f"the server sent only {brought} bytes in {SLOW_S:g} s")
-    finally:
-        abandoned.set()
-    outcome.result()
+                    self.progress(self.path.name, num_bytes, total_bytes)
+                if (now_s := time.monotonic()) - began_s > SLOW_S:
+                    if num_bytes - began_bytes < self._min_bytes:
+                        raise TransientError(f"it brought too few bytes in {SLOW_S:g} s")
+                    began_s, began_bytes = now_s, num_bytes
+            os.fsync(file.fileno())
 
 
 def without_password(url: str) -> str:
@@ -277,76 +197,40 @@ def without_password(url: str) -> str:
     return re.sub("//[^/?#]*@", "//", url)
 
 
-@contextmanager
-def _get(url: str, start: int, known: Version | None) -> Iterator[requests.Response]:
-    """Requests a file from byte `start` on, of the version `known`; converts the errors."""
-    # A compressed transfer could be neither counted nor resumed.
-    headers = {"User-Agent": f"candle_p1/{__version__}", "Accept-Encoding": "identity"}
-    if known:
-        headers |= {"Range": f"bytes={start}-", "If-Range": known.validator or ""}
-    options: Any = {"stream": True, "timeout": TIMEOUTS_S, "hooks": {"response": _check_redirect}}
-    try:
-        with requests.get(url, headers=headers, **options) as response:
-            yield response
-    except (requests.Timeout, urllib3.exceptions.TimeoutError) as error:
-        raise TransientError("the server does not answer") from error
-    except (requests.ConnectionError, urllib3.exceptions.HTTPError) as error:
-        found = re.search(r"\[Errno -?\d+\] ([^'\")]+)", str(error))
-        reason = f"no connection ({found[1]})" if found else "the connection broke"
-        raise TransientError(reason) from error
-    except (requests.RequestException, ValueError) as error:
-        reason = str(error) or type(error).__name__
-        raise CannotDownloadError(without_password(reason)) from error
-
-
-def _check_redirect(response: requests.Response, **_: Any) -> None:
-    """Refuses to be sent to a file, or from an encrypted connection to one that is not."""
-    if not response.is_redirect:
-        return
-    allowed = ("https",) if response.url.startswith("https:") else ("http", "https")
-    target = response.headers["Location"]
-    with suppress(ValueError):
-        if urlsplit(urljoin(response.url, target)).scheme in allowed:
-            return
-    response.close()
-    raise CannotDownloadError(f"the server redirects to {without_password(target)!r}")
-
-
-def _check(
-    response: requests.Response, url: str, asked: int, known: Version | None
-) -> tuple[int, Version]:
-    """Returns with which byte of which version a response begins; refuses any other answer."""
+def _check(response: requests.Response, url: str) -> None:
+    """Refuses an answer that is not a file, or that does not say where the file ends."""
     status, headers = response.status_code, response.headers
-    if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and known:
-        raise TransientError("the file on the server has become shorter", restart=True)
-    is_part = status == HTTPStatus.PARTIAL_CONTENT
-    if status != HTTPStatus.OK and not is_part:
-        answer = f"the server answers {status} {response.reason or ''}".rstrip()
-        if status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS) or status >= 500:
-            retry_after = headers.get("Retry-After", "")  # seconds, or a date
-            raise TransientError(answer, float(retry_after) if retry_after.isdecimal() else 0.0)
+    encoding = headers.get("Content-Encoding", "identity").lower()
+    chunked = headers.get("Transfer-Encoding", "").lower() == "chunked"
+    answer = f"the server answers {status} {response.reason or ''}".rstrip()
+    if status in (408, 429) or status >= 500:
+        error = TransientError(answer)
+        retry_after = headers.get("Retry-After", "")  # seconds, or a date
+        error.retry_after_s = int(retry_after) if re.fullmatch("[0-9]{1,9}", retry_after) else 0
+        raise error
+    if status == 416:  # the file has become shorter
+        return
+    if status not in (200, 206):
         raise CannotDownloadError(answer)
     if headers.get("Content-Type", "").lower().startswith("text/html"):
         raise CannotDownloadError("the server answers with a web page")
-    encoding = headers.get("Content-Encoding", "identity").lower()
     if encoding != "identity" and not url.endswith(("gz", "zip")):
         raise CannotDownloadError(f"the server compresses it ({encoding}), though asked not to")
-    start, length = 0, headers.get("Content-Length")
-    if is_part:
-        words = headers.get("Content-Range", "")
-        found = re.fullmatch(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)", words)
-        start, length = (int(found[1]), found[2].strip("*") or None) if found else (-1, None)
-    elif length is not None and not re.fullmatch("[0-9]{1,18}", length):
-        raise CannotDownloadError(f"the server sends the Content-Length {length[:40]!r}")
-    version = Version(
-        url=without_password(url),
-        etag=headers.get("ETag"),
-        last_modified=headers.get("Last-Modified"),
-        total_bytes=None if length is None else int(length),
-    )
-    pairs = zip(dict(known or version).values(), dict(version).values(), strict=True)
-    differs = any(None not in (one, other) and one != other for one, other in pairs)
-    if is_part and (start != asked or differs):
-        problem = "the server sent a part of a different file, or a different part"
-        raise TransientError(problem, restart=True)
-    return start, version
+    if not chunked and response.raw.length_remaining is None:
+        raise CannotDownloadError("the server does not say how long the file is")
+
+
+def _continues(response: requests.Response, start: int, version: str) -> bool:
+    is_part = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+    return start > 0 and is_part and _version(response) in ("", version)
+
+
+def _version(response: requests.Response) -> str:
+    """Returns what If-Range may hold: a strong ETag, or else the date; "" without either."""
+    etag = response.headers.get("ETag", "")
+    version = "" if etag.startswith("W/") else etag or response.headers.get("Last-Modified", "")
+    return version if _usable(version) else ""
+
+
+def _usable(version: str) -> bool:
+    return bool(version) and version.isascii() and version.isprintable()

@@ -7,18 +7,17 @@ match.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import filelock
+from pydantic import BaseModel, Field, NonNegativeInt
 
 from candle_p1.data.manifest import synthetic_facts
 from candle_p1.errors import DataError
-from candle_p1.files import files_at, read_json, write_atomically
+from candle_p1.files import files_at, read_json, read_regular_bytes, write_atomically
 
 Notify = Callable[[str], None]
 """Called with a message for the user."""
@@ -30,12 +29,27 @@ LOCK_NAME, RECORD_NAME = ".lock", "fetched.json"
 
 
 class Expected(NamedTuple):
-    """The SHA-256 and the size that a file must have, and where they come from, for messages."""
+    """What a file must be; `source` says whether this is "published" or "recorded"."""
 
     sha256: str
     file_bytes: int
-    published: bool
     source: str
+
+
+class Download(BaseModel, strict=True):
+    """What is recorded of a file's first download; `version` is what its server said of it."""
+
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    bytes: NonNegativeInt
+    time: str
+    url: str = ""
+    version: str = ""
+
+
+class Downloads(BaseModel, strict=True):
+    """The content of ``fetched.json``."""
+
+    files: dict[str, Download] = {}
 
 
 def partial_path(directory: Path, name: str) -> Path:
@@ -71,48 +85,39 @@ def locked(directory: Path, notify: Notify | None = None) -> AbstractContextMana
         return lock.acquire()
 
 
+def published_sums() -> dict[str, dict[str, dict[str, Any]]]:
+    """Returns sha256 and bytes by benchmark and file name."""
+    return dict(read_json(Path(__file__).with_name("registry.json")))
+
+
 def expected_file(benchmark: str, name: str, directory: Path) -> Expected | None:
     """Returns the properties a file must have; None if no checksum is published or recorded.
 
     Raises:
         DataError: The directory's record of downloads cannot be read.
     """
-    facts = published_sums().get(benchmark, {}).get(name)
-    if facts:
-        return Expected(facts["sha256"], facts["bytes"], True, "the published checksum")
-    facts = _recorded(directory).get(name)
-    if facts:
-        source = f"the checksum recorded at the first download, {facts['time']}"
-        return Expected(facts["sha256"], facts["bytes"], False, source)
-    return None
+    if facts := published_sums().get(benchmark, {}).get(name):
+        return Expected(facts["sha256"], facts["bytes"], "published")
+    first = _recorded(directory).files.get(name)
+    return Expected(first.sha256, first.bytes, "recorded") if first else None
 
 
-def record_download(directory: Path, name: str, facts: dict[str, Any]) -> None:
-    """Records a download; `facts` has at least sha256, bytes and time."""
-    files = _recorded(directory) | {name: facts}
-    text = json.dumps({"files": files}, indent=2, sort_keys=True)
-    write_atomically(directory / RECORD_NAME, text + "\n")
+def record_download(directory: Path, name: str, download: Download) -> None:
+    """Records a download."""
+    record = _recorded(directory)
+    record.files[name] = download
+    write_atomically(directory / RECORD_NAME, record.model_dump_json(indent=2) + "\n")
 
 
-def published_sums() -> dict[str, dict[str, dict[str, Any]]]:
-    """Returns sha256 and bytes by benchmark and file name."""
-    return dict(read_json(Path(__file__).with_name("registry.json")))
-
-
-def _recorded(directory: Path) -> dict[str, dict[str, Any]]:
+def _recorded(directory: Path) -> Downloads:
     path = directory / RECORD_NAME
     try:
-        files: dict[str, dict[str, Any]] = read_json(path)["files"]
-        for facts in files.values():
-            types = [type(facts[key]) for key in ("sha256", "bytes", "time")]
-            if types != [str, int, str] or not re.fullmatch("[0-9a-f]{64}", facts["sha256"]):
-                raise ValueError
+        return Downloads.model_validate_json(read_regular_bytes(path))
     except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return Downloads()
+    except (OSError, ValueError) as error:
         problem = "cannot be read; move it away, together with the files it describes"
         raise DataError(problem, path) from error
-    return files
 
 
 def file_status(benchmark: str, name: str, directory: Path) -> dict[str, Any]:
@@ -132,7 +137,7 @@ def file_status(benchmark: str, name: str, directory: Path) -> dict[str, Any]:
     if made:
         state, sha256, source = "synthetic", made["sha256"], "synthetic"
     elif expected:
-        sha256, source = expected.sha256, "published" if expected.published else "recorded"
+        sha256, source = expected.sha256, expected.source
         if exists and file_bytes != expected.file_bytes:
             state = "wrong size"
     return {

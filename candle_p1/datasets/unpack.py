@@ -30,7 +30,8 @@ MAX_RATIO = 100
 MAX_MEMBERS = 100_000
 MAX_HEADER_BYTES = 64 << 20
 """How much a tar file may have besides the contents of its members."""
-MAX_NAME_BYTES, MAX_PATH_BYTES = 255, 1024
+OWN_ERRORS = (None, errno.EINVAL, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
+"""The numbers of errors that what an archive claims can cause; None for those of its reader."""
 
 Members = Iterator[tuple[str, int, bool | None, Any]]
 """Name, size, whether it is a file (None: neither file nor directory), and the library's info."""
@@ -50,7 +51,6 @@ class _TarStream(gzip.GzipFile):
     left_bytes = MAX_HEADER_BYTES
 
     def read(self, size: int | None = -1) -> bytes:
-        """Returns the next bytes; raises a TarError if they are too many."""
         self.left_bytes -= self.left_bytes + 1 if size is None or size < 0 else size
         if self.left_bytes < 0:
             raise tarfile.ReadError("its headers are too large")
@@ -72,9 +72,8 @@ def unpack(
         reserved: Names in the directory that no member may have.
         limit_bytes: The size that all files together may have; by default 1 GiB or, if that is
             more, MAX_RATIO times the archive's size.
-        content: Where the archive's bytes are, if it does not have its name yet. Otherwise,
-            files that are there with the right sizes are not unpacked again.
-        write: Whether to unpack at all; without this, None stands for files that are missing.
+        content: Where the archive's bytes are, if it does not have its name yet.
+        write: Whether to unpack files that are missing; otherwise, None stands for them.
 
     Raises:
         ArchiveError: It is damaged, or has members that would be outside the directory or are not
@@ -84,24 +83,23 @@ def unpack(
         OSError: The directory cannot be written to, or does not have enough space.
     """
     staging = archive.with_name(f".{archive.name}.unpacking")  # until all of them are unpacked
-    limit_bytes = limit_bytes or max(GIB, MAX_RATIO * (content or archive).stat().st_size)
+    content = content or archive
+    limit_bytes = limit_bytes or max(GIB, MAX_RATIO * content.stat().st_size)
     reserved = {*reserved, archive.name, staging.name}
     try:
         if archive.name.endswith(".zip"):
-            with zipfile.ZipFile(content or archive) as file:
+            with zipfile.ZipFile(content) as file:
                 files = _checked(_zip_members(file), archive, reserved, limit_bytes)
-                return _place(file, files, archive, staging, content is None, write)
-        with _TarStream(content or archive) as stream:
+                return _place(file.open, files, archive, staging, write)
+        with _TarStream(content) as stream:
             tar = tarfile.TarFile(fileobj=stream)
             files = _checked(_tar_members(tar, stream), archive, reserved, limit_bytes)
             stream.left_bytes = sys.maxsize
-            return _place(tar, files, archive, staging, content is None, write)
+            return _place(tar.extractfile, files, archive, staging, write)
     except DataError:
         raise
-    except Exception as error:
-        # Python's readers raise almost anything. An error of the file system has a number, as has
-        # that of a seek to a position that the archive claims.
-        if getattr(error, "errno", None) not in (None, errno.EINVAL):
+    except Exception as error:  # Python's readers raise almost anything
+        if getattr(error, "errno", None) not in OWN_ERRORS:
             raise
         reason = str(error) or type(error).__name__
         raise ArchiveError(f"cannot be unpacked ({reason}); download it again", archive) from error
@@ -111,41 +109,34 @@ def unpack(
 
 
 def _place(
-    file: Any, files: dict[Path, Any], archive: Path, staging: Path, may_exist: bool, write: bool
+    opened: Any, files: dict[Path, Any], archive: Path, staging: Path, write: bool
 ) -> list[Path] | None:
-    """Unpacks files of an open archive, by relative path: (size, info)."""
-    directory = archive.parent
-    targets = {directory / path: size for path, (size, _) in files.items()}
-    if may_exist and all(
-        path.is_file() and path.stat().st_size == size for path, size in targets.items()
-    ):
+    """Unpacks files, by relative path (size, info), unless all of them are there."""
+    targets = {archive.parent / path: size for path, (size, _) in files.items()}
+    there = (path.is_file() and path.stat().st_size == size for path, size in targets.items())
+    if archive.exists() and all(there):  # one just downloaded does not have its name yet
         return list(targets)
     if not write:
         return None
-    if sum(targets.values()) > shutil.disk_usage(directory).free:
+    if sum(targets.values()) > shutil.disk_usage(archive.parent).free:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     shutil.rmtree(staging, ignore_errors=True)
-    options = {} if isinstance(file, zipfile.ZipFile) else {"filter": _without_mode}
-    file.extractall(staging, [info for _, info in files.values()], **options)
-    if any((staging / path).stat().st_size != size for path, (size, _) in files.items()):
-        raise EOFError("it is cut short")
+    for path, (size, info) in files.items():
+        (staging / path).parent.mkdir(parents=True, exist_ok=True)
+        with opened(info) as source, (staging / path).open("wb") as output:
+            shutil.copyfileobj(source, output)
+            if output.tell() != size:
+                raise EOFError("it is cut short")
     for path, target in zip(files, targets, strict=True):
-        if not target.parent.resolve().is_relative_to(directory.resolve()):
-            raise DataError(f"not unpacked: {target} leads outside {directory}", archive)
+        inside = target.parent.resolve().is_relative_to(archive.parent.resolve())
         same = target.is_file() and filecmp.cmp(staging / path, target, shallow=False)
-        if target.is_symlink() or (target.exists() and not same):
-            raise DataError(
-                f"not unpacked: a different file {target} is already there; move it away", archive
-            )
+        if not inside or target.is_symlink() or (target.exists() and not same):
+            problem = f"{target} is already there, or outside this directory; move it away"
+            raise DataError(f"not unpacked: a different file {problem}", archive)
     for path, target in zip(files, targets, strict=True):
         target.parent.mkdir(parents=True, exist_ok=True)
         (staging / path).replace(target)
     return list(targets)
-
-
-def _without_mode(info: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
-    plain: dict[str, Any] = {"mode": 0o644, "mtime": None, "deep": False}
-    return tarfile.data_filter(info, path).replace(**plain)
 
 
 def _tar_members(file: tarfile.TarFile, stream: _TarStream) -> Members:
@@ -171,29 +162,19 @@ def _checked(
     """Returns (size, info) by relative path, looking no further than the first problem."""
     num_bytes = 0
     files: dict[Path, Any] = {}
-    seen: dict[PurePosixPath, bool] = {}  # whether it is a file
     for num_before, (name, size, is_file, info) in enumerate(found):
         path = PurePosixPath(name)
-        lengths = [len(os.fsencode(part)) for part in path.parts]
-        is_long = max(lengths, default=0) > MAX_NAME_BYTES or sum(lengths) > MAX_PATH_BYTES
-        problems = {
-            "would be outside this directory": path.is_absolute()
-            or ".." in path.parts
-            or "\\" in name,
-            "is neither a plain file nor a directory": is_file is None,
-            "has no valid name": is_long or not name.isprintable() or (is_file and not path.parts),
-            "has no valid size": size < 0,
-            "has a name reserved for the record of this directory": path.parts
-            and (path.parts[0] in reserved or ".partial" in path.suffixes),
-            "is there twice, or is a file and a directory": (path in seen and is_file)
-            or any(seen.get(each) for each in (path, *path.parents)),
-        }
-        for problem, found_it in problems.items():
-            if found_it:
-                raise ArchiveError(f"not unpacked: its member {name!r} {problem}", archive)
+        outside = path.is_absolute() or ".." in path.parts or "\\" in name
+        own = path.parts and (path.parts[0] in reserved or ".partial" in path.suffixes)
+        bad = not name.isprintable() or size < 0 or is_file is None or Path(path) in files
+        if outside or own or bad:
+            raise ArchiveError(
+                f"not unpacked: its member {name!r} would be outside this directory, is not a plain"
+                " file or directory, is there twice, or has a name or size that is not allowed",
+                archive,
+            )
         if num_before == MAX_MEMBERS:
             raise ArchiveError(f"not unpacked: it has more than {MAX_MEMBERS:,} members", archive)
-        seen |= dict.fromkeys(path.parents, False) | {path: bool(is_file)}
         if is_file:
             files[Path(path)] = size, info
             num_bytes += size

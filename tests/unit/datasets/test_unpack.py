@@ -6,7 +6,6 @@ import gzip
 import io
 import os
 import random
-import re
 import shutil
 import stat
 import tarfile
@@ -89,8 +88,7 @@ UNSAFE_IN_ZIP = [[("..\\x", b"x")], [("link", b"/etc", stat.S_IFLNK | 0o777)]]
 def test_an_unsafe_archive_is_refused_as_a_whole(directory, name, members):
     archive = pack(directory / name, ("good.csv", b"1"), *members)
     before = names_in(directory.parent)
-    shown = "|".join(re.escape(repr(name)) for name, *_ in members)
-    with pytest.raises(ArchiveError, match=shown):
+    with pytest.raises(ArchiveError, match=name):
         unpack(archive, ["fetched.json"])
     assert names_in(directory.parent) == before
 
@@ -256,9 +254,7 @@ def test_archives_are_fetched_checked_and_unpacked(directory, tmp_path, environm
         fetch("none", [name], url, directory)
     assert names_in(directory) == {".lock"}
     (directory / name).write_bytes(half)
-    with pytest.raises(
-        DataError, match=f"copy {re.escape(name)} into"
-    ):  # it stays if there is no other
+    with pytest.raises(DataError, match=name):  # it stays if there is no other
         fetch("none", [name], (tmp_path / "nowhere").as_uri(), directory)
     assert (directory / name).read_bytes() == half
     (source / name).write_bytes(good)
