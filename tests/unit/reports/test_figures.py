@@ -13,9 +13,8 @@ from candle_p1.records.per_rank import PER_RANK_NAME
 from candle_p1.records.power_file import write_traces
 from candle_p1.records.power_trace import Channel, Trace
 from candle_p1.records.record import read_record
-from candle_p1.reports.drawing import count_axis, new_figure
 from candle_p1.reports.experiments import group
-from candle_p1.reports.figures.charts import epochs_per_rank, quality, scaling, time_shares
+from candle_p1.reports.figures.charts import epochs_per_rank, quality, scaling
 from candle_p1.reports.figures.registry import KINDS, draw_figures
 from candle_p1.reports.figures.time import (
     MAX_LINES,
@@ -84,28 +83,6 @@ def test_the_figure_of_gains_names_the_lines_of_the_method_of_the_paper():
         assert f"against loader {base}" in drawing.svg
 
 
-def test_the_axis_of_many_ranks_shows_the_first_and_the_last():
-    _, (axes,) = new_figure(1)
-    count_axis(axes, [1, 6, 12, 24, 48, 96, 192, 384, 768, 1536, 3072], "ranks")
-    low, high = axes.get_xlim()
-    assert low < 1 < 3072 < high
-    ticks = axes.get_xticks()
-    assert (ticks[0], ticks[-1]) == (1, 3072)
-    assert min(np.diff(np.log2(ticks))) > 1
-
-
-@pytest.mark.parametrize("counts", [(2,), (1, 2), (1, 2, 4, 8)])
-def test_bars_have_one_width_and_stand_over_their_labels(counts):
-    experiment = experiment_of(planted_record("nt3", num, epochs=8) for num in counts)
-    (axes,) = time_shares(experiment, experiment.series).axes
-    low, high = axes.get_xlim()
-    assert {bar.get_x() + bar.get_width() / 2 for bar in axes.patches} == set(axes.get_xticks())
-    assert [label.get_text() for label in axes.get_xticklabels()] == [str(num) for num in counts]
-    assert max(bar.get_width() for bar in axes.patches) < (high - low) / 3
-    assert (low + high) / 2 == pytest.approx(np.mean(axes.get_xticks()))
-    assert sum(bar.get_height() for bar in axes.patches) == pytest.approx(100 * len(counts))
-
-
 def test_scaling_names_its_ideal_and_shares_end_at_one():
     experiment = experiment_of(
         planted_record("nt3", n, epochs=8, quality={"accuracy": 1.0}, naive={"accuracy": 0.5})
@@ -169,12 +146,6 @@ def test_power_over_time_is_of_one_node_and_one_above_the_other(tmp_path, readin
     assert [line.get_ydata()[0] for line in first.lines] == [50, 60, 40]
     assert "at 2 Hz" in caption
     assert str(damaged.path.with_name("power-0000.csv")) in caption
-    figure.draw_without_rendering()
-    for axes in figure.axes:
-        boxes = [text.get_window_extent() for text in axes.texts]
-        assert boxes
-        assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[i + 1 :])
-        assert not any(axes._left_title.get_window_extent().overlaps(box) for box in boxes)
 
 
 def test_more_devices_than_can_be_told_apart_are_counted(tmp_path):

@@ -223,13 +223,6 @@ def test_what_cannot_be_done_is_one_message(words, message, runs):
     assert result.exception.exit_code == 2
 
 
-@pytest.mark.parametrize("ranks", ["0", "a", "10000000"])
-def test_lists_of_ranks_are_checked(ranks):
-    result = invoke("forecast", "nt3", "--machine", "summit", "--ranks", ranks)
-    assert result.exit_code == 2
-    assert "--ranks" in result.output
-
-
 def test_runs_that_are_held_out_are_compared_and_not_used(runs, tmp_path):
     result = invoke("model", runs, "--hold_out", "4", "-o", tmp_path)
     assert result.exit_code == 0, result.output

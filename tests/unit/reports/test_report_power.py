@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from candle_p1.records.spread import Joules, Watts
-from candle_p1.reports.compare import Side, compare
 from candle_p1.reports.experiments import group
-from candle_p1.reports.figures.charts import energy
 from candle_p1.reports.frame import Run
 from candle_p1.reports.sections import TOPICS
 from tests.planted_records import changed, planted_record
@@ -98,16 +96,6 @@ def test_the_change_of_power_stands_beside_that_of_energy(experiment):
     )
 
 
-def test_a_figure_shows_power_per_gpu_and_per_node(experiment):
-    titles = [axes.get_title() for axes in energy(experiment, experiment.series).axes]
-    assert titles == [
-        "energy per GPU",
-        "mean power per GPU",
-        "energy per node, gpu",
-        "mean power per node, gpu",
-    ]
-
-
 @pytest.mark.parametrize(
     ("facts", "gpu_w"),
     [
@@ -128,15 +116,3 @@ def test_a_superchips_module_has_no_power_per_gpu():
     record = measured(planted_record("nt3", 12, energy_j=1.0), 600.0, domain="module")
     groups = [*record.energy.devices, gpus(600.0, record.total_s, source="cray", counted=False)]
     assert Run(None, changed(record, {"energy.devices": groups}))["power_per_gpu_w"] is None
-
-
-def test_a_comparison_has_the_power_per_gpu_too():
-    record = planted_record("nt3", NUM_GPUS, energy_j=1.0)
-    a, b = (
-        Side(name, (Run(None, measured(record, watts)),))
-        for name, watts in (("a", 60.0), ("b", 90.0))
-    )
-    (pairing,) = compare(a, b).pairings
-    rows = {row.quantity.name: row for row in pairing.rows}
-    assert rows["power_per_gpu_w"].change.value == pytest.approx(1.5)
-    assert rows["energy_per_gpu_j"].change.value == pytest.approx(1.5)

@@ -79,12 +79,6 @@ def test_the_interval_of_a_ratio_agrees_with_published_critical_values(num, crit
     assert estimate.is_confident
 
 
-def test_three_against_three_give_90_percent_and_four_against_four_95():
-    assert estimate_ratio([1, 2, 3], [1, 2, 3]).confidence == pytest.approx(0.9)
-    assert not estimate_ratio([4, 5, 6], [1, 2, 3]).excludes(1)
-    assert estimate_ratio([5, 6, 7, 8], [1, 2, 3, 4]).excludes(1)
-
-
 def test_a_planted_factor_is_found_exactly():
     base = [1.0, 2.0, 4.0, 8.0, 16.0]
     assert estimate_ratio([3 * value for value in base], base).value == 3
