@@ -108,15 +108,10 @@ class Run:
         """Returns a fact; None where it is not known."""
         return self.facts.get(column)
 
-    @property
-    def place(self) -> str:
-        """The path of the record, as text that can be written and printed."""
-        return printable(str(self.path))
-
     @cached_property
     def facts(self) -> dict[str, Any]:
         """What is known of it, by the names of columns."""
-        return {"run": self, "record": self.place} | _facts(self.record)
+        return {"run": self, "record": printable(str(self.path))} | _facts(self.record)
 
     @cached_property
     def per_rank(self) -> PerRank | None:
@@ -215,7 +210,7 @@ def _facts(record: RunRecord) -> dict[str, Any]:
     parameters = {name: each.value for name, each in record.parameters.items()}
     phases, plan, merits = record.phases or {}, dict(record.plan or {}), record.quality or {}
     epochs: list[EpochFacts] = _at(record, "training.epochs") or []
-    ranks, nodes = record.ranks or [], record.num_nodes
+    ranks, nodes, num = record.ranks or [], record.num_nodes, record.num_ranks
     environment, source = record.environment, _at(record, "environment.source")
     reasons = {
         "traced by Horovod's timeline": _at(record, "training.traced"),
@@ -231,7 +226,7 @@ def _facts(record: RunRecord) -> dict[str, Any]:
         "perturbed_by": perturbed_by,
         "is_timed": record.status == "ok" and perturbed_by is None,
         "threads": max((rank.threads for rank in ranks), default=None),
-        "ranks_per_node": _exact(record.num_ranks / nodes) if nodes else None,
+        "ranks_per_node": (num / nodes if num % nodes else num // nodes) if nodes else None,
         "hosts": " ".join(sorted({rank.host for rank in ranks})) or None,
         **_hardware(record),
         "num_parts": len(record.parts or [record]),
@@ -292,10 +287,6 @@ def _at(section: Any, place: str) -> Any:
 
 def _of_type(kind: type, value: Any) -> Any:
     return value if isinstance(value, kind) else None
-
-
-def _exact(value: float) -> float:
-    return int(value) if value.is_integer() else value
 
 
 def _times(record: RunRecord, epochs: Iterable[EpochFacts]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from candle_p1.records.summary import details
 from candle_p1.reports.experiments import Experiment, describe, group
 from candle_p1.reports.export import extrap_files, tidy, to_csv
-from candle_p1.reports.figures.registry import draw_figures
+from candle_p1.reports.figures.charts import draw_figures
 from candle_p1.reports.figures.time import run_figures
 from candle_p1.reports.frame import Run, Runs
 from candle_p1.reports.notes import notes_on, notes_on_all
@@ -159,7 +159,7 @@ def _lists(runs: Runs) -> Iterator[Section]:
     )  # fmt: skip
     rows = [
         (
-            *(run.place, run["benchmark"], run["num_ranks"], str(run["seed"]), run["status"]),
+            *(run["record"], run["benchmark"], run["num_ranks"], str(run["seed"]), run["status"]),
             *(run["total_s"], run["started"][:19], _remark(run)),
         )
         for run in runs.runs

@@ -28,8 +28,8 @@ from candle_p1.reports.published import (
     published,
     published_epochs,
 )
+from candle_p1.reports.speed import FileLoad, file_loads, largest_files
 from candle_p1.reports.statistics import Estimate, estimate_difference, estimate_ratio
-from candle_p1.reports.times import FileLoad, file_loads, largest_files
 from candle_p1.reports.words import interval, listed, number, percent
 from candle_p1.text import count
 
@@ -108,7 +108,7 @@ def _apply(rule: Rule, experiment: Experiment) -> Finding:
 
 def _improvement(experiment: Experiment, quantity: Quantity, table: str) -> Iterator[Claim]:
     """Yields by how much series improve a quantity, if it can be compared."""
-    pairs_of, without, _ = PAIRS[table]
+    of_method, without, _ = PAIRS[table]
     if quantity is ENERGY:
         parts = columns.covered(experiment.runs)
         if not parts:
@@ -117,7 +117,7 @@ def _improvement(experiment: Experiment, quantity: Quantity, table: str) -> Iter
             told = "; ".join(parts)
             raise MissingDataError(f"energies cover different parts of the machine: {told}")
         quantity = columns.labelled(quantity, experiment.runs)
-    pairs = pairs_of(experiment)
+    pairs = speed.pairs(experiment, {of_method})
     if not pairs:
         raise MissingDataError(without)
     gains = {pair: found for pair in pairs if (found := speed.improvements(*pair, quantity))}
@@ -332,10 +332,10 @@ def _told(estimate: Estimate) -> str:
 
 
 PAIRS = {
-    "improvement": (speed.method_pairs, speed.NO_METHOD_PAIR, "the paper's loading"),
-    "other-improvement": (speed.other_pairs, speed.NO_OTHER_PAIR, "other loaders and kernels"),
+    "improvement": (True, speed.NO_METHOD_PAIR, "the paper's loading"),
+    "other-improvement": (False, speed.NO_OTHER_PAIR, "other loaders and kernels"),
 }
-"""The pairs of series that tables of improvements compare, what to say of none, and their name."""
+"""By table: whether it has the pairs of the paper's method, what to say of none, and their name."""
 
 DOMINATES = "{series}: the largest part of the time is {parts}"
 GAIN = "{quantity} of {other} compared with {base}: {gains}"

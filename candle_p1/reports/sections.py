@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import harmonic_mean
 
 from candle_p1.reports import columns as c
@@ -12,8 +13,7 @@ from candle_p1.reports.experiments import Experiment, Point
 from candle_p1.reports.frame import PARTS
 from candle_p1.reports.published import EPOCHS_TOLD, all_published, published, published_loading
 from candle_p1.reports.render import Cell, Content, ReportTable
-from candle_p1.reports.speed import gains_table, method_pairs, other_pairs, scaling_table
-from candle_p1.reports.times import file_loads
+from candle_p1.reports.speed import file_loads, gains_table, scaling_table
 from candle_p1.reports.words import file_name, listed
 
 Column = Quantity | tuple[str, Callable[[Point], Cell]]
@@ -177,7 +177,7 @@ TOPICS = (
     Topic(
         "improvement",
         "Improvement by the paper's loading (chunked against original)",
-        lambda experiment: gains_table(experiment, method_pairs(experiment)),
+        partial(gains_table, of_method=True),
         ("improvement",),
         (
             "improvement_total_s",
@@ -190,7 +190,7 @@ TOPICS = (
     Topic(
         "other-improvement",
         "Improvement by other loaders and kernels",
-        lambda experiment: gains_table(experiment, other_pairs(experiment)),
+        partial(gains_table, of_method=False),
     ),
     Topic("scaling", "Speed-up and scaling efficiency", scaling_table, ("scaling",)),
     Topic(

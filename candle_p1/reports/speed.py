@@ -1,9 +1,9 @@
-"""How much faster or cheaper runs get: with more ranks, and against the original benchmark."""
+"""How much faster or cheaper runs get: with more ranks, with other loaders, and by the file."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -11,7 +11,15 @@ from operator import mul, neg
 from typing import NamedTuple
 
 from candle_p1.reports.columns import BROADCAST, LOAD, TOTAL, TRAIN, Quantity, comparable_energy
-from candle_p1.reports.experiments import MIN_IN_RATIO, Experiment, Point, Series, describe
+from candle_p1.reports.experiments import (
+    MIN_IN_RATIO,
+    RANKS_PER_NODE,
+    THREADS,
+    Experiment,
+    Point,
+    Series,
+    describe,
+)
 from candle_p1.reports.frame import STRONG, WEAK, Run
 from candle_p1.reports.published import METHOD_LOADER, ORIGINAL_LOADER
 from candle_p1.reports.render import Cell, Content
@@ -31,6 +39,13 @@ NO_OTHER_PAIR = (
     "no series with another loader or with fast kernels differs only in these from one with the"
     f" loader {ORIGINAL_LOADER} or {METHOD_LOADER}, or with plain kernels"
 )
+ABOUT_FILES = ("data", "size", THREADS, RANKS_PER_NODE)
+"""Settings in which loads have to agree to be compared."""
+
+ABOUT_LOADING = ("loader", "load_threads", "staged", *ABOUT_FILES)
+"""Settings that affect loading; runs that differ only in others are counted together."""
+
+MB = 1e6
 SIGNIFICANT, WORSE = "significant", "worse"
 
 
@@ -125,20 +140,10 @@ def speedups(experiment: Experiment, series: Series, quantity: Quantity) -> list
     return found
 
 
-def pairs(experiment: Experiment) -> list[Pair]:
-    """Returns the series to compare."""
-    both = product(experiment.series, repeat=2)
-    return [Pair(base, other) for base, other in both if _is_pair(base, other)]
-
-
-def method_pairs(experiment: Experiment) -> list[Pair]:
-    """Returns the series that show what the paper's method gains."""
-    return [pair for pair in pairs(experiment) if pair.is_method]
-
-
-def other_pairs(experiment: Experiment) -> list[Pair]:
-    """Returns the series that show what other loaders, and kernels, gain."""
-    return [pair for pair in pairs(experiment) if not pair.is_method]
+def pairs(experiment: Experiment, kinds: Collection[bool] = (True, False)) -> list[Pair]:
+    """Returns the series to compare: those of the paper's method (True), of others, or of both."""
+    both = (Pair(*each) for each in product(experiment.series, repeat=2) if _is_pair(*each))
+    return [pair for pair in both if pair.is_method in kinds]
 
 
 def _is_pair(base: Series, other: Series) -> bool:
@@ -183,6 +188,60 @@ def _by_repeat(series: Series, quantity: Quantity) -> dict[tuple[int, int | None
     return values
 
 
+@dataclass(frozen=True)
+class FileLoad:
+    """The loads of one file by one loader on one number of ranks.
+
+    Attributes:
+        role: train, test, ….
+        method: The loader, and other settings that affect loading and vary, in words.
+        alike: The settings of ABOUT_FILES that vary, in words.
+        seconds: The times of the slowest rank.
+    """
+
+    role: str
+    file_mb: float
+    method: str
+    loader: str
+    alike: str
+    num_ranks: int
+    seconds: tuple[float, ...]
+
+    @property
+    def estimate(self) -> Estimate:
+        """The median time."""
+        return estimate_median(self.seconds)
+
+
+def file_loads(experiment: Experiment, series: Sequence[Series]) -> list[FileLoad]:
+    """Returns the loads of every file, the largest first, by loader and number of ranks."""
+    names = [name for name in experiment.varied if name in ABOUT_LOADING]
+    times: dict[tuple[str, str, str, str, int], dict[int, float]] = defaultdict(dict)
+    sizes: dict[tuple[str, str], int] = {}
+    for each in series:
+        own = {name: each.settings[name] for name in names if name in each.settings}
+        alike = describe({name: own[name] for name in own if name in ABOUT_FILES})
+        for run in (run for point in each.timed for run in point.runs["run"]):
+            method = describe(own) or f"loader {run['loader']}"
+            for role, file in run.record.data.files.items() if run.record.data else ():
+                if file.load is not None and file.load.max_s > MIN_IN_RATIO:
+                    key = (role, method, run["loader"], alike, run["num_ranks"])
+                    times[key][id(run)] = file.load.max_s
+                    sizes[role, method] = file.file_bytes
+    loads = [
+        FileLoad(role, sizes[role, method] / MB, method, loader, alike, num, tuple(each.values()))
+        for (role, method, loader, alike, num), each in times.items()
+    ]
+    return sorted(
+        loads, key=lambda e: (-e.file_mb, e.role, e.loader != "original", e.method, e.num_ranks)
+    )
+
+
+def largest_files(loads: Sequence[FileLoad], num: int) -> list[tuple[str, float]]:
+    """Returns roles and sizes in MB of the largest files, the largest first."""
+    return list(dict.fromkeys((load.role, load.file_mb) for load in loads))[:num]
+
+
 def scaling_table(experiment: Experiment) -> Content:
     """Returns speed-ups and scaling efficiencies, each with the time of its base."""
     found = [
@@ -211,8 +270,9 @@ def scaling_table(experiment: Experiment) -> Content:
     return headings, rows, [*notes, *sorted(apart)]
 
 
-def gains_table(experiment: Experiment, compared: Sequence[Pair]) -> Content:
+def gains_table(experiment: Experiment, *, of_method: bool) -> Content:
     """Returns improvements in percent, on each number of ranks and over all."""
+    compared = pairs(experiment, {of_method})
     measured = comparable_energy(experiment.runs)
     power_of = {energy: power for power, energy in measured}
 

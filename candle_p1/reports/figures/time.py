@@ -30,7 +30,7 @@ from candle_p1.reports.drawing import (
     to_drawing,
 )
 from candle_p1.reports.experiments import Experiment, Series
-from candle_p1.reports.figures.timeline import read_traced, timeline_caption, timeline_figure
+from candle_p1.reports.figures.timeline import read_traced, timeline_figure
 from candle_p1.reports.frame import MissingDataError, PhaseSpan, Run
 from candle_p1.reports.published import published
 from candle_p1.reports.words import listed, number
@@ -203,8 +203,7 @@ def timeline_over_time(experiment: Experiment, series: Sequence[Series]) -> tupl
     runs, problems = _read(series, is_traced, read_traced)
     loaders = {each.run["loader"] for each in runs}
     told = map(str, published(experiment, "broadcast_overhead_s", loaders=loaders))
-    caption = timeline_caption(runs) + problems
-    return timeline_figure(runs), caption + "".join(f" {t[0].upper()}{t[1:]}." for t in told)
+    return timeline_figure(runs), problems + "".join(f" {t[0].upper()}{t[1:]}." for t in told)
 
 
 def _shade_phases(axes: Axes, phases: Sequence[PhaseSpan], end_s: float) -> None:
@@ -279,7 +278,7 @@ def phases_svg(run: Run) -> str:
     try:
         return _drawn(run, "phases", "", phases_figure).svg
     except MissingDataError as error:
-        raise RecordError(f"{run.place}: no picture: {error}") from error
+        raise RecordError(f"{run['record']}: no picture: {error}") from error
 
 
 def _drawn(run: Run, slug: str, title: str, draw: Callable[[Run], Figure]) -> Drawing:

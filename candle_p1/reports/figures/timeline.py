@@ -43,6 +43,16 @@ HEIGHT = 0.8
 LIGHT: Any = {"alpha": 0.35, "lw": 0.8}
 """The line makes visible what is shorter than a pixel."""
 
+CAPTION = (
+    "One traced run of each series. Horovod writes its timeline on rank 0: a negotiation lasts"
+    " from the first rank that is ready to the last, then follows the operation, within which a"
+    " library transfers. A row is light where an activity takes place at all, and dark to the"
+    " height of its share of the time. The broadcast overhead is counted as in the paper, from"
+    " the first rank that is ready to the end of the broadcast. Ranks meet before Horovod's"
+    " negotiation, so nearly all of the waiting is from the record; in between, the framework"
+    " prepares the broadcast, which does not count. Tracing slows runs down: no other number"
+    " of this report is from traced runs."
+)
 STEP = 0.05
 """Shares are rounded to multiples of this, of which none is visible."""
 
@@ -70,32 +80,20 @@ def read_traced(name: str, run: Run) -> TracedRun:
     """
     path, clock = run.timeline_file, run.record.timeline
     if path is None or clock is None:
-        raise MissingDataError(f"{run.place}: the timeline of this run is not beside its record")
+        raise MissingDataError(
+            f"{run['record']}: the timeline of this run is not beside its record"
+        )
     try:
         timeline = summarize(path)
     except DataError as error:
         # A record names any file; what is in one that is no timeline is not shown.
         reason = str(error) if path.parent == run.path.parent else "is not a timeline"
-        raise MissingDataError(f"{run.place}: {path}: {reason}") from error
+        raise MissingDataError(f"{run['record']}: {path}: {reason}") from error
     if timeline.origin_epoch_us is None or not timeline.rows:
-        raise MissingDataError(f"{run.place}: its timeline is empty")
+        raise MissingDataError(f"{run['record']}: its timeline is empty")
     zero_s = clock.anchor_s + (timeline.origin_epoch_us - clock.anchor_epoch_us) / US_PER_S
     phases = [each for each in run.phase_spans() if not each.within]
     return TracedRun(name, run, timeline, zero_s, phases)
-
-
-def timeline_caption(_runs: Sequence[TracedRun]) -> str:
-    """Returns what a reader of the figure has to know."""
-    return (
-        "One traced run of each series. Horovod writes its timeline on rank 0: a negotiation lasts"
-        " from the first rank that is ready to the last, then follows the operation, within which a"
-        " library transfers. A row is light where an activity takes place at all, and dark to the"
-        " height of its share of the time. The broadcast overhead is counted as in the paper, from"
-        " the first rank that is ready to the end of the broadcast. Ranks meet before Horovod's"
-        " negotiation, so nearly all of the waiting is from the record; in between, the framework"
-        " prepares the broadcast, which does not count. Tracing slows runs down: no other number"
-        " of this report is from traced runs."
-    )
 
 
 def timeline_figure(runs: Sequence[TracedRun]) -> Figure:

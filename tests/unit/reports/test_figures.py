@@ -14,8 +14,13 @@ from candle_p1.records.power_file import write_traces
 from candle_p1.records.power_trace import Channel, Trace
 from candle_p1.records.record import read_record
 from candle_p1.reports.experiments import group
-from candle_p1.reports.figures.charts import epochs_per_rank, quality, scaling
-from candle_p1.reports.figures.registry import KINDS, draw_figures
+from candle_p1.reports.figures.charts import (
+    KINDS,
+    draw_figures,
+    epochs_per_rank,
+    quality,
+    scaling,
+)
 from candle_p1.reports.figures.time import (
     MAX_LINES,
     phases_figure,

@@ -10,14 +10,12 @@ from candle_p1.reports.frame import Run
 from candle_p1.reports.quality import epoch_groups
 from candle_p1.reports.speed import (
     SIGNIFICANT,
+    file_loads,
     improvements,
-    method_pairs,
-    other_pairs,
     pairs,
     speedups,
 )
 from candle_p1.reports.statistics import TOO_FEW
-from candle_p1.reports.times import file_loads
 from tests.planted_records import planted_record
 
 FIXED = {"load_s": 1.0, "startup_s": 1.0, "first_step_s": 0.0}
@@ -141,10 +139,10 @@ def test_only_settings_of_the_paper_are_bases_of_improvements():
     # 5 pairs of loaders for plain, fast, and plain against fast kernels, and 4 of kernels alone
     assert len(found) == len(set(found)) == 2 * (3 * 5 + 4)
     method = [pair for pair in found if pair.is_method]
-    assert method == method_pairs(experiment)
+    assert method == pairs(experiment, {True})
     loaders = {(pair.base.settings["loader"], pair.other.settings["loader"]) for pair in method}
     assert (loaders, len(method)) == ({("original", "chunked")}, 4)
-    assert {*method, *other_pairs(experiment)} == {*found}
+    assert {*method, *pairs(experiment, {False})} == {*found}
 
 
 def test_loads_of_a_file_are_combined_over_batch_sizes():

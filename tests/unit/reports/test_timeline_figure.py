@@ -12,7 +12,7 @@ from candle_p1.records.per_rank import PER_RANK_NAME
 from candle_p1.records.record import read_record, write_record
 from candle_p1.reports.drawing import to_drawing
 from candle_p1.reports.experiments import group
-from candle_p1.reports.figures.registry import draw_figures
+from candle_p1.reports.figures.charts import draw_figures
 from candle_p1.reports.figures.timeline import read_traced, timeline_figure
 from candle_p1.reports.frame import MissingDataError, Run, read_runs
 from candle_p1.reports.render import render_page
