@@ -8,6 +8,8 @@ from datetime import datetime, timedelta, timezone
 from candle_p1.records.record import make_record, write_record
 from candle_p1.records.spread import Seconds
 from candle_p1.records.types import PhaseTimes
+from candle_p1.reports.experiments import group
+from candle_p1.reports.frame import Run
 from candle_p1.scaling import ScalingPlan
 
 PARAMETERS = {
@@ -268,3 +270,9 @@ def _energy(energy_j, total_s):
         "notes": [],
         "traces": [],
     }
+
+
+def experiment_of(*records):
+    """Returns the only experiment of some records."""
+    (experiment,) = group([Run(i, record) for i, record in enumerate(records)])
+    return experiment

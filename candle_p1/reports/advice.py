@@ -24,8 +24,8 @@ from candle_p1.reports.statistics import estimate_ratio
 from candle_p1.reports.words import interval, listed, number, percent
 from candle_p1.text import count
 
-Claim = tuple[bool, dict[str, str]]
-"""Whether a 95 % interval supports it, and the words of its sentence."""
+Claim = tuple[bool, str]
+"""Whether a 95 % interval supports it, and its sentence, without a full stop."""
 
 MAX_NAMES = 6
 SLOW_LOADERS = ("original", "chunked", "chunked_rows", "dask", "arrow", "polars")
@@ -93,7 +93,7 @@ def dominating_parts(experiment: Experiment) -> Iterator[Claim]:
             alike.setdefault(key, []).append(series)
     for scales_of, members in alike.items():
         parts = [_part_words(part, counts, members) for part, counts in scales_of]
-        yield True, {"series": _names(members), "parts": ", ".join(parts)}
+        yield True, f"{_names(members)}: the largest part of the time is {', '.join(parts)}"
     if mixed:
         raise MissingDataError(
             f"the largest part differs between runs: {'; '.join(mixed[:MAX_NAMES])}"
@@ -109,7 +109,7 @@ def what_to_change(experiment: Experiment) -> Iterator[Claim]:
             seen.setdefault(_advice(experiment, series, found[0]), []).append(series)
     for advice, members in seen.items():
         ranks = on_ranks(sorted({each.timed[-1].num_ranks for each in members}))
-        yield True, {"series": _names(members), "ranks": ranks, "advice": advice}
+        yield True, f"{_names(members)}, {ranks}: {advice}"
 
 
 def _names(series: Sequence[Series]) -> str:

@@ -78,13 +78,22 @@ class Side:
 
 @dataclass(frozen=True)
 class Row:
-    """A quantity, its values on both sides, and B / A or, of a figure of merit, B - A, if known."""
+    """A quantity, its values on both sides, and whether their ratio or difference is told."""
 
     quantity: Quantity
     a: tuple[float, ...]
     b: tuple[float, ...]
-    change: stat.Estimate | None
     is_ratio: bool
+
+    @cached_property
+    def change(self) -> stat.Estimate | None:
+        """B / A or, of a figure of merit, B - A; None where it is not known."""
+        if not (self.a and self.b):
+            return None
+        if not self.is_ratio:
+            return stat.estimate_difference(self.b, self.a)
+        known = min(*self.a, *self.b) > MIN_IN_RATIO
+        return stat.estimate_ratio(self.b, self.a) if known else None
 
     @property
     def verdict(self) -> str:
@@ -261,22 +270,15 @@ def _rows(a: pd.DataFrame, b: pd.DataFrame) -> list[Row]:
         measured.append(replace(columns.POWER, title="mean power of the run"))
         pairs = columns.POWER_AND_ENERGY
         measured += [columns.labelled(each, runs) for pair in pairs for each in pair]
-    rows = [_row(quantity, a, b, is_ratio=True) for quantity in measured]
-    rows = [row for row in rows if any(row.a) or any(row.b)]
+
+    def row(quantity: Quantity, *, is_ratio: bool) -> Row:
+        return Row(quantity, tuple(known(a, quantity)), tuple(known(b, quantity)), is_ratio)
+
+    rows = [row(quantity, is_ratio=True) for quantity in measured]
+    rows = [each for each in rows if any(each.a) or any(each.b)]
     figures = dict.fromkeys(name for names in runs["merits"] for name in names)
     merits = [columns.quality_on_test(name) for name in figures if known(runs, f"test_{name}")]
-    return rows + [_row(quantity, a, b, is_ratio=False) for quantity in merits]
-
-
-def _row(quantity: Quantity, a: pd.DataFrame, b: pd.DataFrame, *, is_ratio: bool) -> Row:
-    of_a, of_b = tuple(known(a, quantity)), tuple(known(b, quantity))
-    change = None
-    if of_a and of_b:
-        if not is_ratio:
-            change = stat.estimate_difference(of_b, of_a)
-        elif min(*of_a, *of_b) > MIN_IN_RATIO:
-            change = stat.estimate_ratio(of_b, of_a)
-    return Row(quantity, of_a, of_b, change, is_ratio)
+    return rows + [row(quantity, is_ratio=False) for quantity in merits]
 
 
 def _differences(a: Side, b: Side) -> list[Difference]:

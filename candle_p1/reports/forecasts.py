@@ -14,8 +14,8 @@ from candle_p1.reports.frame import STRONG, WEAK, Run
 from candle_p1.reports.model_page import INTERVAL, Row, to_table
 from candle_p1.reports.modelled import fitted_words, model_experiment
 from candle_p1.reports.published import (
-    METHOD_LOADER,
     ORIGINAL_LOADER,
+    PAPER_LOADERS,
     all_published,
     content,
     published_loading,
@@ -55,15 +55,13 @@ def _noted(points: Sequence[Row]) -> list[Row]:
 
 def _forecast(
     title: str,
-    source_of: Callable[[Changes], Mapping[str, ForecastSource]],
+    sources: Mapping[str, ForecastSource],
+    unchanged: Mapping[str, ForecastSource],
     ranks: Sequence[int],
     changes: Changes,
     base: str,
     **more: Any,
 ) -> dict[str, Any]:
-    sources, as_it_is = source_of(changes), None
-    if changes != Changes():
-        as_it_is = forecast(source_of(Changes()), ranks, base)
     return {
         "title": title,
         "changes": str(changes),
@@ -71,7 +69,7 @@ def _forecast(
         "gains_relative_to": base,
         "points": forecast(sources, ranks, base),
         "best": [best_scale(name, source, ranks) for name, source in sources.items()],
-        "as_it_is": as_it_is,
+        "as_it_is": None if changes == Changes() else forecast(unchanged, ranks, base),
         **({"published": [], "checks": []} | more),
     }
 
@@ -119,11 +117,10 @@ def forecast_runs(
             if fit.is_bad
         ]
         title = f"{benchmark.upper()}, {MODES[experiment.mode]}, on {experiment.machine}"
-
-        def source_of(changed: Changes, each_of: Any = modelled) -> dict[str, ForecastSource]:
-            return {each.name: each.source(changed) for each in each_of}
-
-        found.append(_forecast(title, source_of, ranks, changes, base, notes=notes))
+        sources, unchanged = (
+            {e.name: e.source(each) for e in modelled} for each in (changes, Changes())
+        )
+        found.append(_forecast(title, sources, unchanged, ranks, changes, base, notes=notes))
     if not found:
         known = sorted({run["benchmark"] for run in runs if run["is_timed"]})
         raise ModelError(
@@ -147,13 +144,10 @@ def forecast_paper(
     base = f"loader {ORIGINAL_LOADER}"
     found = []
     for mode in [each for each in modes if each in PAPER_MODES]:
-
-        def source_of(changed: Changes, mode: str = mode) -> dict[str, ForecastSource]:
-            return {
-                f"loader {loader}": paper_source(inputs, mode, loader, changed)
-                for loader in (ORIGINAL_LOADER, METHOD_LOADER)
-            }
-
+        sources, unchanged = (
+            {f"loader {name}": paper_source(inputs, mode, name, each) for name in PAPER_LOADERS}
+            for each in (changes, Changes())
+        )
         notes = [
             "Nothing here was measured: it follows from numbers that the paper prints, which are"
             " listed below. Low and high are the ends of the span of all ways to read them.",
@@ -162,7 +156,7 @@ def forecast_paper(
         ]
         checks = gains_to_check(benchmark, mode)
         for each in checks:
-            point = forecast(source_of(Changes()), [each["ranks"]], base)[-1]
+            point = forecast(unchanged, [each["ranks"]], base)[-1]
             predicted = point["gain_percent"]
             difference = predicted["value"] - each["printed_percent"]
             each |= {"predicted_percent": predicted, "difference_in_points": difference}
@@ -170,7 +164,7 @@ def forecast_paper(
         published = [str(each) for each in _stated(benchmark, mode, "improvement_total_s")]
         title = f"{benchmark.upper()} on {MACHINE}, {MODES[mode]}, from published values"
         more = {"notes": notes, "published": published, "checks": checks}
-        found.append(_forecast(title, source_of, ranks, changes, base, **more))
+        found.append(_forecast(title, sources, unchanged, ranks, changes, base, **more))
     return found
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     Number = int | float | str
 
 ORIGINAL_LOADER, METHOD_LOADER = "original", "chunked"
+PAPER_LOADERS = (ORIGINAL_LOADER, METHOD_LOADER)
 """The loaders that the paper compares: that of the benchmarks, and its own method."""
 
 GAINS = ("improvement_", "change_")
@@ -134,7 +135,7 @@ def published_loading(benchmark: str) -> list[PublishedLoading]:
         PublishedLoading(table["table"], table["machine"], role, loader, row["mb"], row[loader])
         for table in content()["loading"]
         for role, row in table.get(benchmark, {}).items()
-        for loader in (ORIGINAL_LOADER, METHOD_LOADER)
+        for loader in PAPER_LOADERS
     ]
 
 
@@ -152,7 +153,7 @@ def _stated() -> list[Published]:
             facts = {name: each for name, each in (group | entry).items() if name != "values"}
             ranks, loaders = facts.pop("ranks", None), facts.pop("loaders", ())
             if facts["quantity"].startswith(GAINS):
-                loaders = (ORIGINAL_LOADER, METHOD_LOADER)
+                loaders = PAPER_LOADERS
             numbers = {"value": facts.get("value"), "to": facts.get("to"), "ranks": ranks}
             words = {name: number_words(n) for name, n in numbers.items() if n is not None}
             says = facts.pop("says").format(**words)

@@ -1,8 +1,8 @@
-"""What the records of an experiment show: rules, each with its sentence, and what they refuse.
+"""What the records of an experiment show: rules, and what they refuse.
 
-A rule looks at the runs of an experiment and yields claims: the words of its sentence, and whether
-a 95 % interval supports them. What is not supported is inconclusive; where the records lack what a
-rule needs, it raises MissingDataError, which says what is missing.
+A rule looks at the runs of an experiment and yields claims: sentences, and whether a 95 % interval
+supports them. What is not supported is inconclusive; where the records lack what a rule needs, it
+raises MissingDataError, which says what is missing.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from candle_p1.reports.published import (
     EPOCHS_TOLD,
     METHOD_LOADER,
     ORIGINAL_LOADER,
+    PAPER_LOADERS,
     published,
     published_epochs,
 )
@@ -36,7 +37,6 @@ from candle_p1.text import count
 MAX_SENTENCES = 6
 """The number of sentences of one kind about one experiment; its table has the others."""
 
-PAPER_LOADERS = (ORIGINAL_LOADER, METHOD_LOADER)
 COMPARED_ELSEWHERE = {"loader", "load_threads", "staged", "kernels", "epochs"}
 
 
@@ -46,7 +46,6 @@ class Rule:
 
     Attributes:
         table: The last part of the slug of the table that has its numbers.
-        sentence: The template of its sentences.
         claims: Yields what the records show; raises MissingDataError where they lack what it needs.
         published: The quantities of which the paper's values belong to it.
         is_headline: Whether it belongs in the summary.
@@ -55,7 +54,6 @@ class Rule:
 
     title: str
     table: str
-    sentence: str
     claims: Callable[[Experiment], Iterable[Claim]]
     published: tuple[str, ...] = ()
     is_headline: bool = False
@@ -90,8 +88,8 @@ def _apply(rule: Rule, experiment: Experiment) -> Finding:
     unsure: list[str] = []
     missing = ""
     try:
-        for holds, words in rule.claims(experiment):
-            (sure if holds else unsure).append(rule.sentence.format(**words))
+        for holds, sentence in rule.claims(experiment):
+            (sure if holds else unsure).append(sentence)
         missing = "" if sure or unsure else "no runs can be compared"
     except MissingDataError as error:
         missing = str(error)
@@ -131,8 +129,8 @@ def _improvement(experiment: Experiment, quantity: Quantity, table: str) -> Iter
         alone.sort(key=lambda each: each.percent.value)
         parts = [gained(each) for each in sure or found if each.num_ranks is None]
         parts += ["at best, " * (len(alone) > 1) + gained(each) for each in alone[-1:]]
-        words = {"quantity": quantity.title, "other": pair.other.name, "base": pair.base.name}
-        yield bool(sure), words | {"gains": "; ".join(parts)}
+        compared = f"{quantity.title} of {pair.other.name} compared with {pair.base.name}"
+        yield bool(sure), f"{compared}: {'; '.join(parts)}"
 
 
 def _on_most_ranks(experiment: Experiment, quantity: Quantity) -> Iterator[Claim]:
@@ -142,18 +140,23 @@ def _on_most_ranks(experiment: Experiment, quantity: Quantity) -> Iterator[Claim
     if not last_of:
         raise MissingDataError("no series was run on two numbers of ranks")
     for name, last in last_of.items():
-        ratio, base, also = last.speedup, last.base.num_ranks, ""
-        if last.efficiency is not None:
-            also = f", a scaling efficiency of {number(last.efficiency.value)}"
-        growth = ratio.map(lambda factor: 1 / factor)
-        words = {"series": name, "ranks": on_ranks([last.point.num_ranks]), "efficiency": also}
-        words["what"] = "speed-up" if experiment.mode == STRONG else "T(base) / T(P)"
-        words["ratio"] = _told(ratio)
-        words["growth"] = f"{number(growth.value)} times as long ({interval(growth)})"
-        words |= {"base_s": number(last.base_s), "base": on_ranks([base])}
-        words["why"] = ", because there is no run on 1 rank" if base != 1 else ""
-        words["apart"] = f"; {last.compiled_apart}" if last.compiled_apart else ""
-        yield ratio.excludes(1), words
+        ratio, on_base = last.speedup, on_ranks([last.base.num_ranks])
+        place, base = (
+            f"{name}: {on_ranks([last.point.num_ranks])}",
+            f"{number(last.base_s)} s {on_base}",
+        )
+        if quantity is EPOCH:
+            growth = ratio.map(lambda factor: 1 / factor)
+            longer = f"{number(growth.value)} times as long ({interval(growth)})"
+            told = f"{place}, an epoch takes {longer} as the {base}"
+        else:
+            what = "speed-up" if experiment.mode == STRONG else "T(base) / T(P)"
+            told = f"{place}, the {what} of the total time is {_told(ratio)}"
+            if last.efficiency is not None:
+                told += f", a scaling efficiency of {number(last.efficiency.value)}"
+            told += f", relative to {base}"
+            told += ", because there is no run on 1 rank" * (last.base.num_ranks != 1)
+        yield ratio.excludes(1), told + (f"; {last.compiled_apart}" if last.compiled_apart else "")
 
 
 def _method_loading(experiment: Experiment) -> Iterator[Claim]:
@@ -195,9 +198,11 @@ def _against(base: FileLoad, others: Sequence[FileLoad]) -> Iterator[Claim]:
             ratio, word = ratio.map(lambda factor: 1 / factor), "slower"
         told = f"{load.method} is {word} by a factor of {_told(ratio)}"
         factors[ratio.excludes(1)].append(told)
-    words = {"ranks": on_ranks([base.num_ranks]), "role": base.role, "method": base.method}
-    words |= {"mb": number(base.file_mb), "seconds": number(base.estimate.value)}
-    yield from ((sure, words | {"factors": ", ".join(f)}) for sure, f in factors.items() if f)
+    told = (
+        f"{on_ranks([base.num_ranks])}, loading the {base.role} file ({number(base.file_mb)} MB)"
+        f" takes {number(base.estimate.value)} s with {base.method}"
+    )
+    yield from ((sure, f"{told}; {', '.join(each)}") for sure, each in factors.items() if each)
 
 
 def _batch_strategies(experiment: Experiment) -> Iterator[Claim]:
@@ -251,12 +256,12 @@ def _first(experiment: Experiment, num_ranks: int, quantity: Quantity) -> Iterat
     else:
         ahead = estimate_difference(values_first, values_second)
     unit = f" {quantity.unit}" if quantity.unit else ""
+    most, kind = ("shortest", "factor") if is_time else ("best", "difference")
     without = f". Left out: {count(num_without, 'run')} without a number" if num_without else ""
-    words = {"ranks": on_ranks([num_ranks]), "first": first, "second": second}
-    words |= {"value": f"{number(value)}{unit}", "next": f"{number(next_value)}{unit}"}
-    words["most"] = f"{'the shortest' if is_time else 'the best'} {quantity.title}"
-    words["ahead"] = f"a {'factor' if is_time else 'difference'} of {_told(ahead)}"
-    yield ahead.excludes(1 if is_time else 0), words | {"left_out": without}
+    best = f"{first} has the {most} {quantity.title}, {number(value)}{unit}"
+    following = f"the next is {second} with {number(next_value)}{unit}, a {kind} of {_told(ahead)}"
+    told = f"{on_ranks([num_ranks])}, {best}; {following}{without}"
+    yield ahead.excludes(1 if is_time else 0), told
 
 
 def _epochs_needed(experiment: Experiment) -> Iterator[Claim]:
@@ -290,7 +295,7 @@ def _epochs_needed(experiment: Experiment) -> Iterator[Claim]:
             else:
                 more, below = columns.more_is_better(name), f"below {enough} epochs per rank"
                 is_sure, verdict = _verdict(drops, below, more, is_told=bool(needed))
-                yield is_sure, {"quality": label, "verdict": verdict}
+                yield is_sure, f"{label} {verdict}"
     if trained:
         enough_words = f"with {needed} epochs per rank or more" if needed else "with more epochs"
         missing.append(
@@ -337,24 +342,13 @@ PAIRS = {
 }
 """By table: whether it has the pairs of the paper's method, what to say of none, and their name."""
 
-DOMINATES = "{series}: the largest part of the time is {parts}"
-GAIN = "{quantity} of {other} compared with {base}: {gains}"
-FIRST = "{ranks}, {first} has {most}, {value}; the next is {second} with {next}, {ahead}{left_out}"
-CHANGE = "{series}, {ranks}: {advice}"
-SPEED = (
-    "{series}: {ranks}, the {what} of the total time is {ratio}{efficiency}, relative to {base_s} s"
-    " {base}{why}{apart}"
-)
-LONGER = "{series}: {ranks}, an epoch takes {growth} as the {base_s} s {base}{apart}"
-LOADS = "{ranks}, loading the {role} file ({mb} MB) takes {seconds} s with {method}; {factors}"
 BATCHES = ("best_strategy", "total_s", "batch_size_limit", "accuracy")
 RULES = (
-    Rule("What dominates", "shares", DOMINATES, dominating_parts, ("dominates",), True),
+    Rule("What dominates", "shares", dominating_parts, ("dominates",), True),
     *(
         Rule(
             f"{quantity.title.capitalize()} with {compared}",
             table,
-            GAIN,
             partial(_improvement, quantity=quantity, table=table),
             (f"improvement_{quantity.name}",) if table == "improvement" else (),
             is_headline=True,
@@ -366,23 +360,21 @@ RULES = (
     Rule(
         "Epochs per rank",
         "quality",
-        "{quality} {verdict}",
         _epochs_needed,
         (*EPOCHS_TOLD, "loss"),
         True,
     ),
-    Rule("Scaling of the batch size", "quality", FIRST, _batch_strategies, BATCHES, True),
-    Rule("What to change", "shares", CHANGE, what_to_change, is_headline=True),
-    Rule("Speed-up", "scaling", SPEED, partial(_on_most_ranks, quantity=TOTAL), in_table=True),
+    Rule("Scaling of the batch size", "quality", _batch_strategies, BATCHES, True),
+    Rule("What to change", "shares", what_to_change, is_headline=True),
+    Rule("Speed-up", "scaling", partial(_on_most_ranks, quantity=TOTAL), in_table=True),
     Rule(
         "Time per epoch",
         "training",
-        LONGER,
         partial(_on_most_ranks, quantity=EPOCH),
         ("epoch_s",),
         in_table=True,
     ),
-    Rule("The paper's loading", "loading", LOADS, _method_loading, ("improvement_load_s",)),
-    Rule("Other loaders", "loading", LOADS, _other_loading),
-    Rule("Other settings", "times", FIRST, _other_settings),
+    Rule("The paper's loading", "loading", _method_loading, ("improvement_load_s",)),
+    Rule("Other loaders", "loading", _other_loading),
+    Rule("Other settings", "times", _other_settings),
 )

@@ -21,13 +21,13 @@ from candle_p1.reports.experiments import (
     describe,
 )
 from candle_p1.reports.frame import STRONG, WEAK, Run
-from candle_p1.reports.published import METHOD_LOADER, ORIGINAL_LOADER
+from candle_p1.reports.published import METHOD_LOADER, ORIGINAL_LOADER, PAPER_LOADERS
 from candle_p1.reports.render import Cell, Content
 from candle_p1.reports.statistics import Estimate, estimate_median, estimate_ratio
 from candle_p1.reports.words import listed
 from candle_p1.text import count
 
-BASES = {"loader": (ORIGINAL_LOADER, METHOD_LOADER), "kernels": ("plain",)}
+BASES = {"loader": PAPER_LOADERS, "kernels": ("plain",)}
 """The settings of the paper, by name, in its order. A series that has them is the base of every
 series that differs from it only in later ones, or in ones that the paper does not have."""
 
@@ -91,7 +91,7 @@ class Pair(NamedTuple):
         before, after = self.base.settings, self.other.settings
         loaders = before.get("loader"), after.get("loader")
         alike = before.get("kernels") == after.get("kernels")
-        return loaders == (ORIGINAL_LOADER, METHOD_LOADER) and alike
+        return loaders == PAPER_LOADERS and alike
 
 
 @dataclass(frozen=True)

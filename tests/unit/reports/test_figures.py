@@ -31,14 +31,9 @@ from candle_p1.reports.figures.time import (
 from candle_p1.reports.frame import MissingDataError, Run, read_runs
 from candle_p1.reports.render import render_page
 from candle_p1.reports.report import run_page
-from tests.planted_records import changed, plant, planted_record
+from tests.planted_records import changed, experiment_of, plant, planted_record
 
 TRAINED = {"loss": 0.5, "val_loss": 0.6, "accuracy": 0.9, "val_accuracy": None}
-
-
-def experiment_of(records):
-    (experiment,) = group([Run(i, record) for i, record in enumerate(records)])
-    return experiment
 
 
 def study_in(directory):
@@ -82,7 +77,7 @@ def run(tmp_path):
 def test_the_figure_of_gains_names_the_lines_of_the_method_of_the_paper():
     kinds = [kind for kind in KINDS if kind.slug == "improvement"]
     records = [planted_record(num_ranks=2, loader=name) for name in ("original", "chunked", "dask")]
-    ((drawing,), _) = draw_figures(experiment_of(records), "t", kinds)
+    ((drawing,), _) = draw_figures(experiment_of(*records), "t", kinds)
     assert "chunked over original corresponds to the paper's Figures 11 and 13" in drawing.caption
     for base in ("original", "chunked"):
         assert f"against loader {base}" in drawing.svg
@@ -90,8 +85,10 @@ def test_the_figure_of_gains_names_the_lines_of_the_method_of_the_paper():
 
 def test_scaling_names_its_ideal_and_shares_end_at_one():
     experiment = experiment_of(
-        planted_record("nt3", n, epochs=8, quality={"accuracy": 1.0}, naive={"accuracy": 0.5})
-        for n in (1, 2)
+        *(
+            planted_record("nt3", n, epochs=8, quality={"accuracy": 1.0}, naive={"accuracy": 0.5})
+            for n in (1, 2)
+        )
     )
     figure = scaling(experiment, experiment.series)
     assert legend_of(figure) == ["all runs", "ideal"]
@@ -109,7 +106,7 @@ def test_many_numbers_of_ranks_are_counted_together_against_epochs():
         for epochs in (4, 8)
     ]
     for chosen, labels in ((records, ["all runs"]), (records[:4], ["1 rank", "2 ranks"])):
-        experiment = experiment_of(chosen)
+        experiment = experiment_of(*chosen)
         figure = epochs_per_rank(experiment, experiment.series)
         assert legend_of(figure) == labels
         assert [text.get_text() for text in figure.axes[0].texts] == ["published: 8"]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from candle_p1.reports.columns import ENERGY, TOTAL, TRAIN, quality_on_test
-from candle_p1.reports.experiments import group
-from candle_p1.reports.frame import Run
 from candle_p1.reports.quality import epoch_groups
 from candle_p1.reports.speed import (
     SIGNIFICANT,
@@ -16,14 +14,9 @@ from candle_p1.reports.speed import (
     speedups,
 )
 from candle_p1.reports.statistics import TOO_FEW
-from tests.planted_records import planted_record
+from tests.planted_records import experiment_of, planted_record
 
 FIXED = {"load_s": 1.0, "startup_s": 1.0, "first_step_s": 0.0}
-
-
-def experiment_of(*records):
-    (experiment,) = group([Run(i, record) for i, record in enumerate(records)])
-    return experiment
 
 
 def ends(estimate):

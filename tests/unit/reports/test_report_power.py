@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from candle_p1.records.spread import Joules, Watts
-from candle_p1.reports.experiments import group
 from candle_p1.reports.frame import Run
 from candle_p1.reports.sections import TOPICS
-from tests.planted_records import changed, planted_record
+from tests.planted_records import changed, experiment_of, planted_record
 
 NUM_GPUS, NUM_NODES = 12, 2
 
@@ -66,8 +65,7 @@ def experiment():
         measured(planted_record("nt3", NUM_GPUS, loader=name, load_s=load_s, energy_j=1.0), power_w)
         for name, load_s, power_w in (("original", 21.5, 60.0), ("chunked", 2.0, 90.0))
     )
-    (experiment,) = group([Run(i, record) for i, record in enumerate(records)])
-    return experiment
+    return experiment_of(*records)
 
 
 def test_power_and_energy_are_per_gpu_and_per_node_and_the_rate_is_named(experiment):

@@ -6,11 +6,9 @@ import re
 
 import pytest
 
-from candle_p1.reports.experiments import group
-from candle_p1.reports.frame import Run
 from candle_p1.reports.rules import RULES, find
 from candle_p1.reports.sections import TOPICS
-from tests.planted_records import REMOVED, changed, planted_record
+from tests.planted_records import REMOVED, changed, experiment_of, planted_record
 
 METHOD_TIME, METHOD_ENERGY, TIME_GAIN, ENERGY_GAIN = (
     f"{what} with {how}"
@@ -49,13 +47,8 @@ def qualities(benchmark, name, by_epochs, counts=(1, 2), seeds=range(3), **facts
     return records_of(*variants, benchmark=benchmark, **facts)
 
 
-def experiment_of(records):
-    (experiment,) = group([Run(i, record) for i, record in enumerate(records)])
-    return experiment
-
-
 def findings_on(*records):
-    return {finding.rule.title: finding for finding in find(experiment_of(records))}
+    return {finding.rule.title: finding for finding in find(experiment_of(*records))}
 
 
 def check_holds(sentence, *parts):
@@ -122,7 +115,7 @@ def test_without_the_method_of_the_paper_no_gain_is_published():
     for what in (METHOD_TIME, METHOD_ENERGY, METHOD_LOADING):
         assert (findings[what].sentences, findings[what].published) == ((), ())
         assert "chunked" in findings[what].missing
-    experiment = experiment_of(records)
+    experiment = experiment_of(*records)
     tables = {topic.slug: topic.make_table(experiment, "t") for topic in TOPICS}
     assert tables["improvement"] is None
     assert not any("published" in note for note in tables["other-improvement"].notes)
