@@ -28,7 +28,9 @@ from candle_p1.reports.statistics import median_interval
 NUM_CALLS = 1000
 
 
-def train(training: Any, num_epochs: int, comm: Communicator, *, measured: bool) -> float:
+def train(
+    training: Any, model: Any, log: Any, num_epochs: int, comm: Communicator, *, measured: bool
+) -> float:
     """Returns the seconds of a block of epochs, of the model with measuring or of the bare one."""
     import keras
 
@@ -36,7 +38,8 @@ def train(training: Any, num_epochs: int, comm: Communicator, *, measured: bool)
     from candle_p1.models.fast.batches import for_fit
     from candle_p1.training.callbacks import EpochTimer
 
-    log, begins, ends = training.allreduces[0], [], []
+    begins: list[float] = []
+    ends: list[float] = []
 
     def begin_step(batch: int, logs: Any) -> None:
         if measured and log:
@@ -58,7 +61,7 @@ def train(training: Any, num_epochs: int, comm: Communicator, *, measured: bool)
             measuring.enter_context(collectives.active(CommunicationLog()))
             measuring.enter_context(phases.active(timer := PhaseTimer()))
             measuring.enter_context(timer("train"))
-        training.models[not measured].fit(for_fit(training.batches()), **options)
+        model.fit(for_fit(training.batches()), **options)
     return sum(ends) - sum(begins)
 
 
@@ -76,7 +79,7 @@ def direct_cost_s(training: Any) -> float:
     log = training.engine.make_log(CommunicationLog(), is_gpu=training.device.is_gpu)
     if log is None:
         return seconds
-    measured, bare = log.example(len(training.models[1].trainable_weights))
+    measured, bare = log.example(len(training.model.trainable_weights))
     seconds += seconds_of(measured, NUM_CALLS) - seconds_of(bare, NUM_CALLS)
     seconds += seconds_of(log.count_step, NUM_CALLS)
     return seconds + seconds_of(log.take, NUM_CALLS) / int(training.plan.steps_per_epoch)
@@ -99,13 +102,28 @@ def main(
     task = BenchmarkTask(benchmark=benchmark, flags=flags)
     task.choose_backend()
     from candle_p1.bench.training import prepare_training  # with Keras
+    from candle_p1.training.setup import build_model
 
-    training = prepare_training(task, comm, logs=(CommunicationLog(), None))
+    training = prepare_training(task, comm)
+    engine = training.engine
+    log = engine.make_log(CommunicationLog(), is_gpu=training.device.is_gpu)
+    with_log = build_model(
+        training.benchmark,
+        training.params,
+        training.data,
+        training.plan,
+        training.device,
+        engine,
+        log,
+    )
+    engine.broadcast_state(with_log)
     mine: dict[bool, list[float]] = {True: [], False: []}
     for number in range(1 + rounds):
         for measured in (True, False) if number % 2 else (False, True):
             comm.barrier()
-            mine[measured].append(train(training, block_epochs, comm, measured=measured))
+            model = with_log if measured else training.model
+            block_s = train(training, model, log, block_epochs, comm, measured=measured)
+            mine[measured].append(block_s)
     outcomes = comm.gather((mine, direct_cost_s(training)))
     if outcomes is None:
         return

@@ -1,9 +1,13 @@
 """Compares ways to save the state of a training: how long it waits, until when the data are safe.
 
-Every measurement is a job of its own, which trains, saves several times and goes on training beside
-what is still being written. Before each save that is timed, one process writes and syncs as many
-bytes, which is the rate of the disk at that time: disks of virtual machines change theirs within
-minutes. Memory is sampled in a job that is not timed.
+Every job trains, saves several times and goes on training beside what is still being written.
+Before each timed save, one process writes and syncs as many bytes, which is the rate of the disk
+at that time: disks of virtual machines change theirs within minutes.
+
+Intervals between checkpoints are those of J. W. Young, "A first order approximation to the optimum
+checkpoint interval", Communications of the ACM 17(9), 1974, and J. T. Daly, "A higher order
+estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer Systems
+22(3), 2006, for failures at random with a constant mean time between them.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,12 +28,13 @@ import psutil
 from candle_p1.bench import harness
 from candle_p1.bench.harness import MB, MEMORY, Job, Measured, Result, megabytes, option
 from candle_p1.bench.harness import format_significant as number
-from candle_p1.bench.interval import daly_interval_s, expected_ratio, young_interval_s
-from candle_p1.bench.memory import MemorySampler, peak_of_sum_bytes
-from candle_p1.bench.savers import BACKUP, OURS, SAVERS, Saver, sync_tree
+from candle_p1.bench.node_state import MemorySampler, peak_of_sum_bytes
 from candle_p1.bench.task import BenchmarkTask, Outcome
+from candle_p1.checkpoints.manifest import Position
+from candle_p1.checkpoints.root import CheckpointRoot
+from candle_p1.checkpoints.writer import CheckpointWriter
 from candle_p1.distributed.comm import Communicator, on_first_rank
-from candle_p1.errors import SetupError
+from candle_p1.errors import CandleError, SetupError
 from candle_p1.reports.statistics import estimate_ratio, summarize
 from candle_p1.text import count
 
@@ -55,9 +60,28 @@ ROOM = 3
 """The room that is needed, in copies of the state: for two saves and the plain file."""
 
 
+def _backup(model: Any, directory: Path) -> Callable[[int], Any]:
+    import keras
+
+    callback = keras.callbacks.BackupAndRestore(directory, delete_checkpoint=False)
+    callback.set_model(model)
+    save: Callable[[int], Any] = callback.on_epoch_end
+    return save
+
+
+def _whole_model(model: Any, directory: Path) -> Callable[[int], Any]:
+    return lambda save: model.save(directory / "model.keras")
+
+
+OURS, WAITING, BACKUP = "candle_p1", "candle_p1, waiting", "BackupAndRestore"
+KERAS = {BACKUP: _backup, "model.save": _whole_model}
+"""Keras's ways to save: what makes a function of the save's number. They overwrite the last one."""
+VARIANTS = (OURS, WAITING, *KERAS)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CheckpointTask(BenchmarkTask):
-    """Saves the state of a training several times, as one of SAVERS does."""
+    """Saves the state of a training several times, in one of VARIANTS."""
 
     variant: str = OURS
     directory: str = "."
@@ -68,29 +92,43 @@ class CheckpointTask(BenchmarkTask):
 
         from candle_p1.bench.training import prepare_training, step_callback
         from candle_p1.models.fast.batches import for_fit
-        from candle_p1.training.state import replicated_arrays
+        from candle_p1.training.state import replicated_arrays, restore_replicated
 
         training = prepare_training(self, comm)
-        (model,) = training.models
+        model = training.model
         prepare_s = time.time() - psutil.Process().create_time()
         arrays = replicated_arrays(model)
         state_bytes = sum(array.nbytes for array in arrays.values())
-        target = Path(self.directory, "saved")
-        on_first_rank(lambda: check_room(target.parent, ROOM * state_bytes), comm)
-        if comm.rank == 0:
-            target.mkdir()
-        comm.barrier()
-        # Memory that is allocated ahead would count as training's own.
-        saver = SAVERS[self.variant](model, comm, target, prepares=not self.samples_memory)
+        target, writer, restore_s = Path(self.directory, "saved"), None, None
+        on_first_rank(lambda: make_room(target, ROOM * state_bytes), comm)
+        if self.variant in KERAS:
+            save = KERAS[self.variant](model, target)
+        else:
+            # Only the newest checkpoint is kept.
+            writer = CheckpointWriter(
+                comm, target, keep=lambda stored: set(), required=True, say=_raise
+            )
+            if not self.samples_memory:  # it would count as training's own
+                writer.prepare(arrays)
+
+            def save(number: int) -> None:
+                position, is_waited_for = Position(number, 0), self.variant == WAITING
+                writer.save(position, replicated_arrays(model), {}, {}, wait=is_waited_for)
+
         found: Outcome = {"saves": [], "training_memory": [], "memory": []}
         callback = step_callback(
-            lambda _: self._course(comm, saver, state_bytes, found), keras.callbacks.Callback
+            lambda _: self._course(comm, save, writer, state_bytes, found), keras.callbacks.Callback
         )
         batches = for_fit(training.batches())
         model.fit(batches, epochs=MAX_EPOCHS, shuffle=False, verbose=0, callbacks=[callback])
-        restore_s = saver.finish()
-        for save, safe_s in zip(found["saves"], saver.safe_s, strict=True):
-            save["safe_s"] = safe_s
+        if writer:
+            for times, written in zip(found["saves"], writer.close().saves, strict=True):
+                times["safe_s"] = written.written_s
+            start = time.perf_counter()
+            checkpoint = CheckpointRoot(target).newest_good(_raise)
+            assert checkpoint is not None
+            restore_replicated(model, checkpoint.read, checkpoint.arrays)
+            restore_s = time.perf_counter() - start
         return {
             **training.facts,
             **found,
@@ -101,11 +139,19 @@ class CheckpointTask(BenchmarkTask):
             "restore_s": restore_s,
         }
 
-    def _course(self, comm: Communicator, saver: Saver, state_bytes: int, found: Outcome) -> Course:
+    def _course(
+        self,
+        comm: Communicator,
+        save: Callable[[int], Any],
+        writer: CheckpointWriter | None,
+        state_bytes: int,
+        found: Outcome,
+    ) -> Course:
         """Trains and saves; adds to what is found.
 
-        Of each save, ``wait_s`` is how long training waited; ``plain_s`` is the time in which one
-        process has written as many bytes just before, 0 on other ranks than 0; ``alone_s`` and
+        Of each save, ``wait_s`` is how long training waited; ``safe_s`` is when its data were on
+        the disk, of the package's own saves as their writer says; ``plain_s`` is the time in which
+        one process has written as many bytes just before, 0 on other ranks than 0; ``alone_s`` and
         ``beside_s`` are the times of steps before it, and while it was still being written. Steps
         at the end of an epoch take longer, so compare means, not medians.
         """
@@ -115,7 +161,7 @@ class CheckpointTask(BenchmarkTask):
         begin_s, first_save_s = time.monotonic(), 0.0
         while sampler and comm.broadcast(time.monotonic() - begin_s < SAMPLED_S):
             yield
-        for save in range(1 + SAVES_PER_JOB):
+        for index in range(1 + SAVES_PER_JOB):
             alone_s, beside_s, plain_s = [0.0] * ALONE_STEPS, [], 0.0
             for i in range(ALONE_STEPS):
                 alone_s[i], _ = yield
@@ -124,35 +170,49 @@ class CheckpointTask(BenchmarkTask):
             comm.barrier()
             first_save_s = first_save_s or time.monotonic()
             start = time.perf_counter()
-            saver.save(save)
+            if writer or comm.rank == 0:
+                save(index)
             comm.barrier()
-            wait_s = time.perf_counter() - start
-            while comm.broadcast(saver.is_writing()):
+            times = {"wait_s": time.perf_counter() - start, "plain_s": plain_s, "alone_s": alone_s}
+            while writer and comm.broadcast(writer.writing):
                 seconds, _ = yield
                 beside_s.append(seconds)
-            saver.sync(start)
-            times = {"plain_s": plain_s, "alone_s": alone_s, "beside_s": beside_s}
-            found["saves"].append({"wait_s": wait_s, **times})
+            if comm.rank == 0 and not writer:  # Keras syncs nothing
+                sync_tree(Path(self.directory, "saved"))
+            safe_s = time.perf_counter() - start
+            found["saves"].append({**times, "beside_s": beside_s, "safe_s": safe_s})
         for time_s, num_bytes in sampler.stop() if sampler else ():
             name = "training_memory" if time_s < first_save_s else "memory"
             found[name].append((time_s, num_bytes))
 
 
-def check_room(directory: Path, num_bytes: int) -> None:
-    """Raises SetupError if a directory's file system has fewer free bytes."""
-    free = psutil.disk_usage(str(directory)).free
+def _raise(message: str) -> None:
+    raise CandleError(message)
+
+
+def make_room(directory: Path, num_bytes: int) -> None:
+    """Makes a directory; raises SetupError if its file system has fewer free bytes."""
+    free = psutil.disk_usage(str(directory.parent)).free
     if free < num_bytes:
         raise SetupError(
-            f"{directory}: there are {free / 1e9:.1f} GB free, but saving needs"
+            f"{directory.parent}: there are {free / 1e9:.1f} GB free, but saving needs"
             f" {num_bytes / 1e9:.1f} GB: choose another --directory"
         )
+    directory.mkdir()
+
+
+def sync_tree(directory: Path) -> None:
+    """Waits until the files of a directory, and the directory itself, are on the disk."""
+    for path in [*directory.rglob("*"), directory]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def plain_write_s(path: Path, num_bytes: int) -> float:
-    """Returns the time in which this process writes and syncs a file, which is removed again.
-
-    The bytes are random, so that no disk can compress them.
-    """
+    """Returns how long this process writes and syncs random bytes, whose file is removed again."""
     block = np.random.default_rng(0).bytes(min(BLOCK_BYTES, num_bytes))
     start = time.perf_counter()
     with path.open("wb", buffering=0) as file:
@@ -163,6 +223,35 @@ def plain_write_s(path: Path, num_bytes: int) -> float:
     elapsed_s = time.perf_counter() - start
     path.unlink()
     return elapsed_s
+
+
+def young_interval_s(cost_s: float, mtbf_s: float) -> float:
+    """Returns Young's interval for a checkpoint of C and a failure every M, in s: sqrt(2 C M)."""
+    return math.sqrt(2) * math.sqrt(cost_s) * math.sqrt(mtbf_s)
+
+
+def daly_interval_s(cost_s: float, mtbf_s: float) -> float:
+    """Returns Daly's interval of higher order, in s (equation 37).
+
+    sqrt(2 C M) (1 + sqrt(C / 2 M) / 3 + (C / 2 M) / 9) - C for C < 2 M, else M.
+    """
+    share = cost_s / 2 / mtbf_s
+    if share >= 1:
+        return mtbf_s
+    return young_interval_s(cost_s, mtbf_s) * (1 + math.sqrt(share) / 3 + share / 9) - cost_s
+
+
+def expected_ratio(interval_s: float, cost_s: float, mtbf_s: float, restart_s: float) -> float:
+    """Returns the expected time of a long run relative to one without failures and checkpoints.
+
+    M / T exp(R / M) (exp((T + C) / M) - 1) for the interval T and restarts of R (Daly, equation
+    20); infinity if too large for a float.
+    """
+    try:
+        growth = math.expm1((interval_s + cost_s) / mtbf_s)
+        return mtbf_s / interval_s * math.exp(restart_s / mtbf_s) * growth
+    except OverflowError:
+        return math.inf
 
 
 @dataclass(kw_only=True)
@@ -200,7 +289,7 @@ class Checkpoint(harness.BenchmarkComparison):
     def jobs(self) -> list[Job]:
         timed = [
             self.job(variant, CheckpointTask, variant=variant, directory=self.directory)
-            for variant in SAVERS
+            for variant in VARIANTS
         ]
         return [*harness.sampled(timed), *harness.rounds(timed, self.num_rounds)]
 
@@ -221,6 +310,7 @@ class Checkpoint(harness.BenchmarkComparison):
         }
         restart["total_s"] = sum(restart.values())
         names = ("threads", "device", "batch_size", "state_bytes", "num_arrays", "steps_per_epoch")
+        rate = first["state_bytes"] / statistics.median(plain_s)
         return {
             **{name: first[name] for name in names},
             "directory": str(Path(self.directory).absolute()),
@@ -228,8 +318,7 @@ class Checkpoint(harness.BenchmarkComparison):
             "num_rounds": self.num_rounds,
             "step_s": step_s,
             "results": results,
-            "plain_write": summarize(plain_s)
-            | {"bytes_per_s": first["state_bytes"] / statistics.median(plain_s)},
+            "plain_write": {**summarize(plain_s), "bytes_per_s": rate},
             "wait_ratio": {
                 name: getattr(ratio, name) for name in ("value", "low", "high", "confidence")
             },
@@ -240,22 +329,19 @@ class Checkpoint(harness.BenchmarkComparison):
     def _advice(
         self, ours: Result, restart_s: float, step_s: float, first: Outcome
     ) -> dict[str, Any]:
-        """Returns the advised intervals for the measured cost of a checkpoint."""
         # Noise of the steps beside may make the delay shorter than the wait, which is a part of it.
         cost_s = max(ours["delay"]["median_s"], ours["median_s"])
         mtbf_s, intervals = self.mtbf_hours * HOUR_S, []
         for name, formula in (("Young", young_interval_s), ("Daly", daly_interval_s)):
             interval_s = formula(cost_s, mtbf_s)
-            extra = expected_ratio(interval_s, cost_s, mtbf_s, restart_s) - 1
-            intervals.append(
-                {
-                    "formula": name,
-                    "interval_s": interval_s,
-                    "steps": interval_s / step_s,
-                    "epochs": interval_s / step_s / first["steps_per_epoch"],
-                    "expected_extra": extra if math.isfinite(extra) else None,
-                }
+            steps, extra = (
+                interval_s / step_s,
+                expected_ratio(interval_s, cost_s, mtbf_s, restart_s),
             )
+            times = {"interval_s": interval_s, "steps": steps}
+            times["epochs"] = steps / first["steps_per_epoch"]
+            expected = extra - 1 if math.isfinite(extra) else None
+            intervals.append({"formula": name, **times, "expected_extra": expected})
         costs = {"mtbf_s": mtbf_s, "cost_s": cost_s, "restart_s": restart_s}
         return {**costs, "intervals": intervals}
 
@@ -267,10 +353,11 @@ class Checkpoint(harness.BenchmarkComparison):
         on_first = later[later["rank"] == 0]
         relative = (on_first["plain_s"].to_numpy() / slowest["safe_s"].to_numpy()).tolist()
         slowdown = later["slowdown"].dropna()
-        memory, before = ([rank[k] for rank in sampled] for k in ("memory", "training_memory"))
-        growth = None
-        if all(memory) and all(before):
-            growth = max(0, peak_of_sum_bytes(memory) - peak_of_sum_bytes(before))
+        during, before = (
+            peak_of_sum_bytes([rank[name] for rank in sampled])
+            for name in ("memory", "training_memory")
+        )
+        growth = None if during is None or before is None else max(0, during - before)
         return {
             "variant": variant,
             **summarize(slowest["wait_s"].tolist()),
@@ -308,15 +395,14 @@ class Checkpoint(harness.BenchmarkComparison):
         }
         yield harness.table(results, waits)
         yield (
-            "a plain synced write of as many bytes by one process, before each save: median"
-            f" {number(plain['median_s'])} s ({harness.spread(plain)} {harness.interval(plain)}),"
-            f" which is {number(plain['bytes_per_s'] / MB)} MB/s in {report['directory']}"
+            f"plain synced write before each save: {number(plain['median_s'])} s"
+            f" ({harness.spread(plain)} {harness.interval(plain)}),"
+            f" {number(plain['bytes_per_s'] / MB)} MB/s in {report['directory']}"
         )
         yield (
             f"{OURS}: training waits {number(ratio['value'])} times as long as for {BACKUP}"
             f" ({ratio['confidence']:.0%} interval {number(ratio['low'])} to"
-            f" {number(ratio['high'])}); the first save of a run, which creates the files, took"
-            f" {number(max(results[0]['first_s']))} s"
+            f" {number(ratio['high'])}); the first save took {number(max(results[0]['first_s']))} s"
         )
         beside: harness.Columns = {
             "variant": "variant",
@@ -329,10 +415,9 @@ class Checkpoint(harness.BenchmarkComparison):
         yield harness.table(results, beside)
         advice, restart = report["advice"], report["restart"]
         yield (
-            f"a checkpoint delays training by {number(advice['cost_s'])} s: the wait, and what the"
-            f" steps beside it take longer; a restart takes {number(advice['restart_s'])} s, of"
-            f" which the start, loading and building take {number(restart['prepare_s'])} s and"
-            f" reading the checkpoint {number(restart['restore_s'])} s"
+            f"a checkpoint delays training by {number(advice['cost_s'])} s; a restart takes"
+            f" {number(advice['restart_s'])} s: {number(restart['prepare_s'])} s to start, load and"
+            f" build, {number(restart['restore_s'])} s to read the checkpoint"
         )
         yield f"for one failure in {number(advice['mtbf_s'] / HOUR_S)} hours on average:"
         advised: harness.Columns = {

@@ -194,7 +194,7 @@ class GpuTask(DeviceTask):
         training = prepare_training(self, comm)
         if training.device.is_gpu != (self.device == "gpu"):
             raise SetupError(f"this rank computes on {training.device.name}").on_all_ranks()
-        plan, (model,), batches = training.plan, training.models, training.batches()
+        plan, model, batches = training.plan, training.model, training.batches()
         num_steps = min(self.num_steps, plan.steps_per_epoch)
         if self.inputs == "arrays":
             batch_bytes = sum(array.nbytes for array in keras.tree.flatten(batches[0]))

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import psutil
 
 from candle_p1.bench import harness
-from candle_p1.bench.file_cache import STATES, prepare_files
 from candle_p1.bench.harness import MB, MEMORY, Job, Measured, Result, megabytes, option
-from candle_p1.bench.memory import MemorySampler, growth, peak_of_sum_bytes
+from candle_p1.bench.node_state import STATES, MemorySampler, peak_of_sum_bytes, prepare_files
 from candle_p1.bench.task import BenchmarkTask, Outcome, bind_cores, load_sample
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.cache import list_caches
@@ -88,6 +87,7 @@ class LoadTask(BenchmarkTask):
                 f"{benchmark.name} reads no table with reader.read, so there is nothing to compare"
             ).on_all_ranks()
         reader.digest()  # touches every value, so that memory-mapped files count as memory too
+        samples = sampler.stop() if sampler else []
         return {
             "elapsed_s": seconds,
             **{name: after[name] - before[name] for name in after},
@@ -95,16 +95,15 @@ class LoadTask(BenchmarkTask):
             "threads": threads,
             "matrix_bytes": reader.matrix_bytes,
             "checked": {str(files.paths[role]): each for role, each in reader.digests.items()},
-            "memory": growth(sampler.stop()) if sampler else [],
+            "memory": [(time_s, num - samples[0][1]) for time_s, num in samples],
             "reads": {role: log.since_zero() for role, log in reader.reads.items()},
         }
 
 
 def _bytes_read() -> dict[str, int]:
-    """Returns the bytes that this process has read, as the kernel counts them; {} if it does not.
+    """Returns the bytes that this process has read by system calls, and from storage.
 
-    Bytes read by system calls count whether or not they come from the page cache, but not pages of
-    files that are mapped into memory; the bytes from storage include such pages.
+    Only the latter include pages of mapped files. {} if the kernel does not count.
     """
     if not hasattr(psutil.Process, "io_counters"):
         return {}
@@ -205,7 +204,7 @@ class Load(harness.BenchmarkComparison):
 
     def result(self, variant: str, measured: Measured) -> Result:
         timed, (sampled,) = measured.of(variant), measured.of(variant, MEMORY)
-        memory = [rank["memory"] for rank in sampled if rank["memory"]]
+        memory = [rank["memory"] for rank in sampled]
         return {
             "method": variant,
             **harness.times(timed),
@@ -214,8 +213,8 @@ class Load(harness.BenchmarkComparison):
                 role: statistics.median(max(r["file_s"][role] for r in ranks) for ranks in timed)
                 for role in timed[0][0]["file_s"]
             },
-            "peak_rank_bytes": max(peak_of_sum_bytes([r]) for r in memory) if memory else None,
-            "peak_bytes": peak_of_sum_bytes(memory) if memory else None,
+            "peak_rank_bytes": max((num for r in memory for _, num in r), default=None),
+            "peak_bytes": peak_of_sum_bytes(memory),
             "threads": max(rank["threads"] for rank in sampled),
             "matrix_bytes": max(rank["matrix_bytes"] for rank in sampled),
             "bytes_read": _median_sum(timed, "bytes_read"),

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from candle_p1.bench import harness
-from candle_p1.bench.file_cache import prepare_files
 from candle_p1.bench.harness import MB, Job, Measured, Result, megabytes, option
 from candle_p1.bench.load import LoadTask
+from candle_p1.bench.node_state import prepare_files
 from candle_p1.bench.task import Outcome
 from candle_p1.data.reader import FileSet, Reader, loading
 from candle_p1.data.source import OpenSource, Source, open_together

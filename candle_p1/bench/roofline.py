@@ -1,65 +1,90 @@
-"""The roofline bound of a training step: its matrix products and the optimizer's memory traffic.
+"""What a training step costs: its roofline bound, and a prediction from counts and measured rates.
 
-Both are derived from the model, and divided by the rates of this machine, which the same job
-measures with the same threads. Where the fast kernels compute a convolution by fewer
-multiplications, there is a second bound, that of the form in use.
+The bound is that of its matrix products and the optimizer's memory traffic, both derived from the
+model, at the rates of this machine, which the same job measures with the same threads. Where the
+fast kernels compute a convolution by fewer multiplications, there is a second bound.
+
+A prediction adds what candle_p1.models.fast.convolution_costs says of the algorithms in use; the
+dense layers' products, which are timed alone because their rate depends on the shapes; the passes
+of the optimizer and of other layers at the rates themselves; and the making of batches, which is
+timed, too, since it takes cores from the step. None of it is fitted to the benchmarks.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from candle_p1.bench.harness import GIGA, format_significant, ms
+from candle_p1.bench.harness import GIGA, Columns, format_significant, ms, table
 from candle_p1.bench.task import Reduce, seconds_of
-from candle_p1.models.fast.convolution_costs import Rates
+from candle_p1.models.fast import CHUNK
+from candle_p1.models.fast.convolution_costs import FACTORS, Convolution, Rates, choose, seconds
 from candle_p1.scaling import share_bounds
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from candle_p1.bench.training import Training
 
 MATRIX_SIZE = 4096
 SMALLER_MATRIX_SIZE = 2048
 """For rates that are measured several times."""
 COPY_BYTES = 1 << 28
 REPEATS = 5
+FLOAT_BYTES = 4
+PLAIN_PASSES = {"SGD": 5, "RMSprop": 23, "Adam": 31}
+"""How often Keras's own optimizers read or write an array of the weights' size in an update: SGD
+multiplies (2) and subtracts (3), the others do one operation of their formulas after another."""
+LAYER_PASSES = 4
+"""How often an output of a layer without weights is written or read, forward and backward."""
+BATCH_PASSES = 4
+"""How often a batch of arrays is: gathered and then copied to a tensor."""
+MAX_BATCHES = 10
+"""The number of batches whose making is timed."""
+NUM_CALLS = 10
+"""How often a product is timed; the fastest call counts, as for the rates."""
 
 
 def bound(model: Any, batch_size: int, num_threads: int) -> dict[str, float] | None:
     """Returns the shortest possible time of a step, ``total_s``, and what it is derived from.
 
     ``total_s`` is the bound of the direct form of all products; ``used_total_s`` that of the form
-    in use, of whose transforms between sequences and spectra nothing is counted. Returns None if
-    the number of operations is not known.
+    in use, of whose transforms nothing is counted. None if the operations are not known.
     """
     flops, num_bytes = matrix_product_flops(model, batch_size), optimizer_bytes(model)
     used = matrix_product_flops(model, batch_size, as_computed=True)
     if flops is None or used is None:
         return None
     flops_per_s, bytes_per_s = matmul_flops_per_s(), copy_bytes_per_s(num_threads)
+    optimizer_s = num_bytes / bytes_per_s
     return {
-        "used_flops": used,
-        "used_total_s": used / flops_per_s + num_bytes / bytes_per_s,
         "flops": flops,
+        "used_flops": used,
         "matmul_flops_per_s": flops_per_s,
         "gemm_s": flops / flops_per_s,
         "optimizer_bytes": num_bytes,
         "copy_bytes_per_s": bytes_per_s,
-        "optimizer_s": num_bytes / bytes_per_s,
-        "total_s": flops / flops_per_s + num_bytes / bytes_per_s,
+        "optimizer_s": optimizer_s,
+        "total_s": flops / flops_per_s + optimizer_s,
+        "used_total_s": used / flops_per_s + optimizer_s,
     }
 
 
 def matrix_product_flops(model: Any, batch_size: int, *, as_computed: bool = False) -> float | None:
     """Returns the number of floating-point operations in the matrix products of a step.
 
-    A product of (m, k) and (k, n) has 2 m k n operations. The forward pass and the gradients of
-    weights and of inputs have the same number each; the inputs of the first layer need no gradient.
-    Only dense layers and convolutions are counted, each as used once. None if the shape of their
-    outputs is not known, as in a model that is a class of its own. Counts the direct form, or what
-    the chosen kernels compute.
+    A product of (m, k) and (k, n) has 2 m k n, which the forward pass and the gradients of weights
+    and of inputs need each; the inputs of the first layer need no gradient. Counts dense layers and
+    convolutions, in the direct form or as the chosen kernels compute them. None if a layer is used
+    several times, or the shape of its output is not known.
     """
     import keras
 
@@ -71,7 +96,7 @@ def matrix_product_flops(model: Any, batch_size: int, *, as_computed: bool = Fal
     for i, layer in enumerate(layers):
         try:
             shape = layer.output.shape
-        except (AttributeError, ValueError):  # used several times, or not within a graph
+        except (AttributeError, ValueError):
             return None
         first = getattr(layer, "data_format", None) == "channels_first"
         positions = shape[2:] if first else shape[1:-1]
@@ -139,25 +164,213 @@ def _num_bytes(variables: list[Any]) -> int:
     return sum(int(np.prod(v.shape)) * np.dtype(v.dtype).itemsize for v in variables)
 
 
-def describe(bound: Mapping[str, float] | None, median_s: float) -> str:
-    """Returns a sentence on a bound, as `bound` returns it, and the median time of a step."""
-    if bound is None:
-        return (
-            "roofline bound: not known, because the model does not say which products it computes"
-        )
+def batch_s(batches: Iterable[Any]) -> float:
+    """Returns how long it takes to make a batch if nothing else is done, in s; 0 for only one."""
+    begin, num = 0.0, 0
+    for num, _ in enumerate(islice(batches, MAX_BATCHES + 1)):
+        if num == 0:  # for which a thread has to start
+            begin = time.perf_counter()
+    return (time.perf_counter() - begin) / num if num else 0.0
+
+
+def dense_products_s(model: Any, batch_size: int) -> float:
+    """Returns the time of the dense layers' products, each alone, in s: that of the fastest calls.
+
+    They give the outputs and the gradients of kernels and of inputs; the inputs of the first layer
+    with weights need no gradient.
+    """
+    import keras
+
+    total_s, with_weights = 0.0, [layer for layer in model.layers if layer.weights]
+    for i, layer in enumerate(with_weights):
+        if isinstance(layer, keras.layers.Dense):
+            features, units = layer.kernel.shape
+            shapes = [(batch_size, features, units), (features, batch_size, units)]
+            shapes += [(batch_size, units, features)] * (i > 0)
+            total_s += sum(matmul_s(shape, NUM_CALLS, min) for shape in shapes)
+    return total_s
+
+
+def predict(
+    model: Any,
+    batch_size: int,
+    rates: Rates,
+    *,
+    is_fast: bool,
+    dense_s: float,
+    batches_s: float | None = None,
+) -> dict[str, Any] | None:
+    """Returns the predicted time of a step, ``total_s``, its parts, and convolutions' algorithms.
+
+    Args:
+        model: A built Keras model; its own kernels do not matter.
+        batch_size: The samples of a step.
+        rates: The machine's rates.
+        is_fast: Whether to predict the fast kernels, and not Keras's own.
+        dense_s: The time of the dense layers' products.
+        batches_s: The time that making the batch takes from the step; None: it is part of arrays.
+
+    Returns None if the model has what is not counted: branches, convolutions of another kind, or an
+    optimizer that is none of PLAIN_PASSES.
+    """
+    import keras
+    from keras.layers import Flatten, InputLayer, MaxPooling1D, Reshape
+
+    if not isinstance(model, keras.Sequential):
+        return None
+    convolutions = _convolutions(model, batch_size)
+    update_bytes = optimizer_bytes(model) if is_fast else _plain_update_bytes(model)
+    if convolutions is None or update_bytes is None:
+        return None
+    algorithms = {name: _algorithm(of) if is_fast else "plain" for name, of in convolutions.items()}
+    # Of the others, some pass their input on, and the work of a pooling is that of a convolution.
+    passing = (InputLayer, Reshape, Flatten, MaxPooling1D)
+    outputs = [
+        math.prod(layer.output.shape[1:])
+        for layer in model.layers
+        if not layer.weights and not isinstance(layer, passing)
+    ]
+    float_s = FLOAT_BYTES * batch_size / rates.bytes_per_s
+    if batches_s is None:
+        batches_s = BATCH_PASSES * float_s * math.prod(model.inputs[0].shape[1:])
+    parts = {
+        "convolutions_s": sum(
+            seconds(algorithms[name], of, rates, FACTORS) for name, of in convolutions.items()
+        ),
+        "dense_s": dense_s,
+        "optimizer_s": update_bytes / rates.bytes_per_s,
+        "other_layers_s": sum(LAYER_PASSES * float_s * num for num in outputs),
+        "batches_s": batches_s,
+    }
+    return {**parts, "total_s": sum(parts.values()), "algorithms": algorithms}
+
+
+def predict_variants(training: Training, model: Any, rates: Rates) -> dict[str, dict[str, Any]]:
+    """Returns the predicted steps of a run and of plain Keras, or {} if one cannot be predicted."""
+    from candle_p1.models.fast.batches import for_fit
+
+    size = training.plan.batch_size
+    # One thread makes batches while the others compute.
+    batches_s = batch_s(for_fit(training.batches())) / training.device.threads
+    dense_s = dense_products_s(model, size)
+    ours = predict(model, size, rates, is_fast=True, dense_s=dense_s, batches_s=batches_s)
+    plain = predict(model, size, rates, is_fast=False, dense_s=dense_s)
+    return {"candle_p1": ours, "plain Keras": plain} if ours and plain else {}
+
+
+def _convolutions(model: Any, batch_size: int) -> dict[str, Convolution] | None:
+    """Returns the convolutions with the pooling after them, by the layer's name.
+
+    One of a single channel that a convolution by tiles computes once more is part of that one.
+    """
+    import keras
+    from keras.layers import InputLayer, MaxPooling1D
+
+    from candle_p1.models.fast.layers import Conv1D
+
+    layers = [
+        layer
+        for layer in model.layers
+        if not isinstance(layer, InputLayer)
+        and not (isinstance(layer, MaxPooling1D) and layer.pool_size == (1,))
+    ]
+    found: dict[str, Convolution] = {}
+    before = ""
+    for layer, following in zip(layers, [*layers[1:], None], strict=True):
+        if "conv" not in type(layer).__name__.lower():
+            before = ""
+            continue
+        pool = following.pool_size[0] if isinstance(following, MaxPooling1D) else 1
+        of = layer.convolution(pool) if isinstance(layer, Conv1D) else None
+        if of is None:
+            return None
+        of = replace(of, batch=batch_size)
+        if before and choose(of) == "tiled" and found[before].channels == 1:
+            first = found.pop(before)
+            of = replace(of, length=first.length, first_taps=first.taps, gives_gradient=False)
+        found[layer.name] = of
+        rectifies = layer.activation is keras.activations.relu
+        before = layer.name if pool == 1 and rectifies else ""
+    return found
+
+
+def _algorithm(of: Convolution) -> str:
+    if of.length < CHUNK + of.taps:
+        return "plain"
+    return "tiled" if of.first_taps else choose(of)
+
+
+def _plain_update_bytes(model: Any) -> int | None:
+    kinds = {cls.__name__ for cls in type(model.optimizer).__mro__}
+    passes = [num for name, num in PLAIN_PASSES.items() if name in kinds]
+    return passes[0] * _num_bytes(model.trainable_weights) if passes else None
+
+
+def compare_prediction(
+    fastest_s: Mapping[str, float], predictions: Sequence[Mapping[str, Mapping[str, Any]]]
+) -> dict[str, Any] | None:
+    """Returns the predicted steps and their ratio beside the measured ones; None without them.
+
+    The model is fitted to times that nothing has disturbed, so the fastest steps of all rounds are
+    compared with the shortest predictions. A deviation is that of the prediction, relative to the
+    measurement. Predictions are by variant, those of each round.
+    """
+    steps: dict[str, dict[str, Any]] = {}
+    for name, measured_s in fastest_s.items():
+        if found := [of_round[name] for of_round in predictions if name in of_round]:
+            best = min(found, key=lambda each: each["total_s"])
+            deviation = best["total_s"] / measured_s - 1
+            steps[name] = {**best, "fastest_s": measured_s, "deviation": deviation}
+    if len(steps) < 2:
+        return None
+    ours, plain = steps.values()
+    predicted, measured = (plain[key] / ours[key] for key in ("total_s", "fastest_s"))
+    speedup = {"predicted": predicted, "measured": measured, "deviation": predicted / measured - 1}
+    return {"steps": steps, "speedup": speedup}
+
+
+def render(
+    bound: Mapping[str, float] | None, prediction: Mapping[str, Any] | None, median_s: float
+) -> Iterator[str | Table]:
+    """Yields what shows a bound and a prediction beside the median time of a step."""
     number = format_significant
-    text = (
-        f"roofline bound of a rank: {ms(bound['total_s'])} ms, of which matrix products take"
-        f" {ms(bound['gemm_s'])} ms ({number(bound['flops'] / GIGA)} GFLOP at"
-        f" {number(bound['matmul_flops_per_s'] / GIGA)} GFLOP/s) and the optimizer's memory traffic"
-        f" {ms(bound['optimizer_s'])} ms ({number(bound['optimizer_bytes'] / GIGA)} GB at"
-        f" {number(bound['copy_bytes_per_s'] / GIGA)} GB/s);"
-        f" a step takes {number(median_s / bound['total_s'])} times as long"
-    )
-    if bound["used_flops"] < bound["flops"]:
-        text += (
-            f". With tiled convolutions ({number(bound['used_flops'] / GIGA)} GFLOP) the bound is"
-            f" {ms(bound['used_total_s'])} ms, and a step takes"
-            f" {number(median_s / bound['used_total_s'])} times as long"
+    if bound is None:
+        yield "roofline bound: unknown, because the model does not say which products it computes"
+    else:
+        text = (
+            f"roofline bound of a rank: {ms(bound['total_s'])} ms, of which matrix products take"
+            f" {ms(bound['gemm_s'])} ms ({number(bound['flops'] / GIGA)} GFLOP at"
+            f" {number(bound['matmul_flops_per_s'] / GIGA)} GFLOP/s) and the optimizer's memory"
+            f" traffic {ms(bound['optimizer_s'])} ms ({number(bound['optimizer_bytes'] / GIGA)} GB"
+            f" at {number(bound['copy_bytes_per_s'] / GIGA)} GB/s);"
+            f" a step takes {number(median_s / bound['total_s'])} times as long"
         )
-    return text
+        if bound["used_flops"] < bound["flops"]:
+            text += (
+                f". With tiled convolutions ({number(bound['used_flops'] / GIGA)} GFLOP) the bound"
+                f" is {ms(bound['used_total_s'])} ms, and a step takes"
+                f" {number(median_s / bound['used_total_s'])} times as long"
+            )
+        yield text
+    if prediction is None:
+        return
+    steps, speedup = prediction["steps"], prediction["speedup"]
+    columns: Columns = {
+        "predicted step (ms)": "name",
+        "convo-\nlutions": ("convolutions_s", 1e-3),
+        "dense": ("dense_s", 1e-3),
+        "opti-\nmizer": ("optimizer_s", 1e-3),
+        "other\nlayers": ("other_layers_s", 1e-3),
+        "batches": ("batches_s", 1e-3),
+        "total": ("total_s", 1e-3),
+        "fastest\nmeasured": ("fastest_s", 1e-3),
+        "deviation": lambda step: f"{100 * step['deviation']:+.0f} %",
+    }
+    yield table([{**step, "name": name} for name, step in steps.items()], columns)
+    yield (
+        f"predicted speed-up {number(speedup['predicted'])}, of the fastest steps"
+        f" {number(speedup['measured'])}: a deviation of {100 * speedup['deviation']:+.0f} %"
+    )
+    if used := next(iter(steps.values()))["algorithms"]:
+        found = ", ".join(f"{layer} {algorithm}" for layer, algorithm in used.items())
+        yield f"algorithms of the convolutions: {found}"

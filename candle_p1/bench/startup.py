@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from candle_p1.bench import harness, startup_baseline
-from candle_p1.bench.file_cache import prepare_files
 from candle_p1.bench.harness import Job, Measured, Result
+from candle_p1.bench.node_state import prepare_files
 from candle_p1.bench.task import BenchmarkTask, Outcome, execute
 from candle_p1.distributed.backend import choose_backend
 from candle_p1.distributed.launch_environment import module_command

@@ -9,22 +9,22 @@ some, the two are compared by further jobs without it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from candle_p1.bench import harness, roofline, step_prediction
+import numpy as np
+
+from candle_p1.bench import harness, roofline
 from candle_p1.bench.harness import GIGA, MB, TIME, Job, Measured, Result, ms, option
-from candle_p1.bench.memory import MemorySampler, peak_of_sum_bytes
+from candle_p1.bench.node_state import peak_of_sum_bytes
 from candle_p1.bench.other_environment import OtherEnvironment
-from candle_p1.bench.step_differences import check, difference, elements
-from candle_p1.bench.task import BenchmarkTask, Outcome, backend_version
-from candle_p1.benchmark import Benchmark, find_benchmark
+from candle_p1.bench.step_task import StepTask
+from candle_p1.bench.task import Outcome
+from candle_p1.benchmark import find_benchmark
 from candle_p1.distributed.backend import AUTO, choose_backend
-from candle_p1.distributed.comm import Communicator, SerialCommunicator
-from candle_p1.errors import ParameterError
+from candle_p1.errors import CandleError, ParameterError
 from candle_p1.models.keras2 import check_directory
 from candle_p1.reports.statistics import summarize
 from candle_p1.text import count
@@ -32,152 +32,18 @@ from candle_p1.text import count
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from candle_p1.bench.training import Course, Training
     from candle_p1.parameters.parameter_set import ParameterSet
 
 OURS, PLAIN, KERAS2 = "candle_p1", "plain Keras", "Keras 2"
-ALONE, ONE_PROCESS = "no allreduce", "one process"
-WARM_UP_STEPS = 2
-"""Steps of every job that are not timed; the first one traces the model."""
+ONE_PROCESS = "one process"
+PLAIN_STEP = {"kernels": "plain", "inputs": "arrays"}
 DETERMINISTIC = "deterministic"
 """The purpose of jobs whose steps draw no random numbers."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepTask(BenchmarkTask):
-    """Trains a benchmark for some steps and times each of them.
-
-    Attributes:
-        kernels: "fast" or "plain".
-        inputs: "samples" for batches as in a run, "arrays" for whole NumPy arrays, or the name of
-            one of the benchmark's `other_samples`.
-        averages_gradients: Whether the ranks average their gradients.
-        num_steps: The number of timed steps.
-        measures_machine: Whether to measure the roofline bound, and the memory in a further step.
-        is_predicted: Whether to predict the step at the rates measured before and after it.
-        keras2: The directory of tf_keras, which trains CANDLE's network; None: Keras 3 trains.
-        is_random: Whether the step draws random numbers, such as for dropout, as the flags say.
-    """
-
-    own_flags: ClassVar[Mapping[str, str]] = {"kernels": "both kinds are measured"}
-
-    kernels: str = "fast"
-    inputs: str = "samples"
-    averages_gradients: bool = True
-    num_steps: int = 5
-    measures_machine: bool = False
-    is_predicted: bool = False
-    keras2: str | None = None
-    is_random: bool = True
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """One epoch, and the kernels."""
-        return super().settings | {"kernels": self.kernels}
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Where Python finds tf_keras."""
-        paths = [self.keras2, os.environ.get("PYTHONPATH")]
-        return {"PYTHONPATH": os.pathsep.join(filter(None, paths))} if self.keras2 else {}
-
-    def bind(self, benchmark: Benchmark) -> ParameterSet:
-        params = super().bind(benchmark)
-        zeros = {} if self.is_random else dict.fromkeys(benchmark.random_parameters(params), 0.0)
-        return params.replace(zeros)
-
-    @property
-    def all_steps(self) -> int:
-        """The number of steps, including those that are not timed."""
-        return WARM_UP_STEPS + self.num_steps + self.measures_machine
-
-    def measure(self, comm: Communicator) -> Outcome:
-        from candle_p1.bench import step_keras2
-        from candle_p1.bench.training import prepare_training
-        from candle_p1.models import fast
-
-        partners = comm if self.averages_gradients else SerialCommunicator()
-        training = prepare_training(self, comm, partners=partners, num_steps=self.all_steps)
-        device, size, model = training.device, training.plan.batch_size, training.models[0]
-        found: Outcome = {
-            **training.facts,
-            "has_fast_kernels": fast.exist(on_cpu=not device.is_gpu),
-            "flops": roofline.matrix_product_flops(model, size),
-            "roofline": None,
-            "memory": [],
-            "predictions": {},
-        }
-        if self.keras2 is not None:
-            del model  # there would be two of them
-            return found | step_keras2.train(self, comm, training, found)
-        if self.measures_machine:
-            found["roofline"] = roofline.bound(model, size, device.threads)
-        is_predicted = self.is_predicted and fast.are_fast()
-        before = roofline.fastest_rates(device.threads) if is_predicted else None
-        self._train(comm, training, found)
-        if before is not None:
-            rates = before.faster(roofline.fastest_rates(device.threads))
-            ours, plain = step_prediction.predict_variants(training, rates)
-            found["predictions"] = {OURS: ours, PLAIN: plain} if ours and plain else {}
-        return found | {"state_bytes": roofline.state_bytes(model), "backend": backend_version()}
-
-    def _train(self, comm: Communicator, training: Training, found: Outcome) -> None:
-        import keras
-
-        from candle_p1.bench.training import step_callback
-        from candle_p1.data.samples import join_batches
-        from candle_p1.models.fast.batches import for_fit
-
-        data, (model,) = training.data, training.models
-        own = self.inputs in ("samples", "arrays")
-        samples = data.train if own else training.benchmark.other_samples(data)[self.inputs]
-        batches = training.batches(samples)
-
-        def weights(model: Any) -> dict[str, Any]:
-            return {
-                f"{number} {weight.path}": keras.ops.convert_to_numpy(weight.value)
-                for number, weight in enumerate(model.trainable_weights)
-            }
-
-        course = self.course(comm, weights, found)
-        callbacks = [step_callback(course, keras.callbacks.Callback)]
-        epoch: dict[str, Any] = {"shuffle": False, "verbose": 0, "callbacks": callbacks}
-        if self.inputs == "arrays":
-            x, y = join_batches([batches[step] for step in range(self.all_steps)])
-            model.fit(x, y, batch_size=training.plan.batch_size, **epoch)
-        else:
-            model.fit(for_fit(batches), steps_per_epoch=self.all_steps, **epoch)
-
-    def course(
-        self, comm: Communicator, weights: Callable[[Any], Mapping[str, Any]], found: Outcome
-    ) -> Callable[[Any], Course]:
-        """Returns the course of the training, which ranks begin together after the warm-up.
-
-        It adds to what is found: ``steps_s``, the time of each timed step; ``losses``, after every
-        step; ``updates``, by weight what the warm-up has added to some of its elements; ``values``,
-        the same elements after all timed steps; and ``memory`` during a further step.
-        """
-
-        def course(callback: Any) -> Course:
-            before, losses, steps_s = elements(weights(callback.model)), [], []
-            for _ in range(WARM_UP_STEPS):
-                _, loss = yield
-                losses.append(loss)
-            after = elements(weights(callback.model))
-            updates = {name: (after[name] - before[name]).tolist() for name in after}
-            comm.barrier()
-            for _ in range(self.num_steps):
-                seconds, loss = yield
-                losses.append(loss)
-                steps_s.append(seconds)
-            values = {name: e.tolist() for name, e in elements(weights(callback.model)).items()}
-            found.update(losses=losses, steps_s=steps_s, updates=updates, values=values)
-            if self.measures_machine:
-                sampler = MemorySampler()
-                yield
-                found["memory"] = sampler.stop()
-
-        return course
+TOLERANCES = {"loss": 1e-4, "update": 1e-2}
+"""Of mean losses, relative; and of an update, relative to the norm of the other one. The steps of
+Adam have the same size for gradients of any size, and small gradients have large errors."""
+LEAST_UPDATE = 1e-6
+"""Weights that change by less than this part of the largest change are compared with that part."""
 
 
 @dataclass(kw_only=True)
@@ -250,24 +116,25 @@ class Step(harness.BenchmarkComparison):
 
     def variants(self) -> list[Job]:
         """Returns a job of each variant, that of a run first; then those of the other Python."""
-        more: dict[str, Any] = {"num_steps": self.num_steps}
-        here = [self.job(OURS, StepTask, **more)]
-        plain = {**more, "kernels": "plain", "inputs": "arrays"}
+        variants: dict[str, dict[str, Any]] = {OURS: {}}
         if self.baseline == "plain" and self.num_ranks > 1:
-            here.append(self.job(ALONE, StepTask, **more, averages_gradients=False))
-            here.append(replace(here[0], variant=ONE_PROCESS, num_ranks=1))
+            variants |= {"no allreduce": {"averages_gradients": False}, ONE_PROCESS: {}}
         elif self.baseline == "plain":
             names = find_benchmark(self.benchmark).other_sample_names
-            inputs = {PLAIN: "arrays", **{f"plain, {name}": name for name in names}}
-            here += [
-                self.job(name, StepTask, **plain | {"inputs": of}) for name, of in inputs.items()
-            ]
+            others = {f"plain, {name}": PLAIN_STEP | {"inputs": name} for name in names}
+            variants |= {PLAIN: PLAIN_STEP, **others}
+        if self.keras2 is not None:
+            variants[KERAS2] = {**PLAIN_STEP, "keras2": self.keras2}
+        here = [
+            self.job(name, StepTask, num_steps=self.num_steps, **more)
+            for name, more in variants.items()
+        ]
+        here = [replace(job, num_ranks=1) if job.variant == ONE_PROCESS else job for job in here]
         there = [
             replace(job, variant=f"{job.variant}, {self.other_name}", other=self.other)
-            for job in (here if self.other else ())
+            for job in here
+            if self.other and job.variant != KERAS2
         ]
-        if self.keras2 is not None:
-            here.append(self.job(KERAS2, StepTask, **plain, keras2=self.keras2))
         return [*here, *there]
 
     def _params(self) -> ParameterSet:
@@ -275,7 +142,6 @@ class Step(harness.BenchmarkComparison):
         return task.bind(find_benchmark(self.benchmark))
 
     def _random_parameters(self) -> list[str]:
-        """Returns what makes a step draw random numbers, as flags, if Keras 2 is compared."""
         params = self._params()
         names = find_benchmark(self.benchmark).random_parameters(params) if self.keras2 else ()
         return [f"--{name} {params[name]:g}" for name in names]
@@ -292,7 +158,6 @@ class Step(harness.BenchmarkComparison):
         return jobs + [job.changed(DETERMINISTIC, is_random=False, num_steps=1) for job in compared]
 
     def _differences(self, variants: Sequence[Job], measured: Measured) -> dict[str, Any]:
-        """Returns how far the variants of each environment are from its first one."""
         found = {}
         for other in {job.other: None for job in variants} if self.num_ranks == 1 else ():
             first, *rest = (job.variant for job in variants if job.other == other)
@@ -306,18 +171,21 @@ class Step(harness.BenchmarkComparison):
     def report(self, measured: Measured) -> dict[str, Any]:
         variants = self.variants()
         differences = self._differences(variants, measured)
-        check(differences)
+        _check(differences)
         results = [self._result(job, measured.of(job.variant)) for job in variants]
         for result in results:
             result["speedup"] = {
                 other["variant"]: result["samples_per_s"] / other["samples_per_s"]
                 for other in results[1:]
             }
-        there = [result for result in results if result["python"]]
-        other = {
-            "python": self.other and self.other.python,
+        of_place = {
+            is_other: _communication([each for each in results if bool(each["python"]) == is_other])
+            for is_other in (False, True)
+        }
+        other = self.other and {
+            "python": self.other.python,
             "name": self.other_name,
-            "communication": _communication(there),
+            "communication": of_place[True],
         }
         return {
             "num_steps": self.num_steps,
@@ -326,21 +194,19 @@ class Step(harness.BenchmarkComparison):
             "differences": differences,
             "keras2_compared_without": self._random_parameters(),
             "roofline": measured.of(OURS)[0][0]["roofline"],
-            "prediction": step_prediction.compare_prediction(
+            "prediction": roofline.compare_prediction(
                 {each["variant"]: min(each["repeats_s"]) for each in results},
                 [ranks[0]["predictions"] for ranks in measured.of(OURS)],
             ),
-            "communication": _communication([each for each in results if not each["python"]]),
-            "other": other if there else None,
+            "communication": of_place[False],
+            "other": other,
         }
 
     def _result(self, job: Job, jobs: list[list[Outcome]]) -> Result:
-        """Returns the times of a variant; a step takes as long as on its slowest rank."""
         ranks = jobs[0]
         columns = [zip(*(rank["steps_s"] for rank in each), strict=True) for each in jobs]
         times = summarize([max(step) for steps in columns for step in steps])
         flops = [rank["flops"] for rank in ranks]
-        memory = [rank["memory"] for rank in ranks]
         names = ("threads", "device", "backend", "has_fast_kernels", "batch_size", "matrix_bytes")
         return {
             **asdict(job.task),
@@ -351,7 +217,7 @@ class Step(harness.BenchmarkComparison):
             **times,
             "samples_per_s": sum(rank["batch_size"] for rank in ranks) / times["median_s"],
             "flops_per_s": None if None in flops else sum(flops) / times["median_s"],
-            "peak_bytes": peak_of_sum_bytes(memory) if all(memory) else None,
+            "peak_bytes": peak_of_sum_bytes([rank["memory"] for rank in ranks]),
             "state_bytes": sum(rank["state_bytes"] for rank in ranks),
         }
 
@@ -368,8 +234,8 @@ class Step(harness.BenchmarkComparison):
             yield f"{other['name']}: the same with {version}, by {other['python']}"
         if any(each["kernels"] == "plain" and not each["has_fast_kernels"] for each in results):
             yield (
-                "the fast kernels are for TensorFlow on CPUs only: elsewhere, a run and plain Keras"
-                " compute with the same layers and optimizers, and differ in how batches are made"
+                "the fast kernels are for TensorFlow on CPUs only: elsewhere, a run differs from"
+                " plain Keras in how batches are made"
             )
         columns: dict[str, Any] = {
             "variant": "variant",
@@ -384,24 +250,17 @@ class Step(harness.BenchmarkComparison):
         yield harness.table(results, columns)
         for name, found in report["differences"].items():
             flags = report["keras2_compared_without"] if name == KERAS2 else []
+            without = f", without {', '.join(flags)}, which differs in Keras 2" if flags else ""
             yield (
                 f"{name} trains the same model: the largest relative difference is"
                 f" {found['loss']:.1g} in the losses and {found['update']:.1g} in the first updates"
-            ) + (
-                f" (of jobs of their own without {', '.join(flags)}: Keras 2 draws other random"
-                " numbers, so the losses of the timed steps cannot be compared)"
-                if flags
-                else ""
+                f"{without}"
             )
             if self.by_weight:
                 yield harness.table(found["weights"], WEIGHT_COLUMNS)
-        yield roofline.describe(report["roofline"], ours["median_s"])
-        if report["prediction"]:
-            yield from step_prediction.render(report["prediction"])
-        exposed = {"": report["communication"]}
-        if other:
-            exposed[f", {other['name']}"] = other["communication"]
-        for of, found in exposed.items():
+        yield from roofline.render(report["roofline"], report["prediction"], ours["median_s"])
+        others = [(f", {other['name']}", other["communication"])] if other else []
+        for of, found in [("", report["communication"]), *others]:
             if found:
                 yield (
                     f"exposed communication{of}: {ms(found['exposed_s'])} ms per step,"
@@ -441,3 +300,49 @@ def _communication(results: Sequence[Result]) -> dict[str, float] | None:
         return None
     step_s = results[0]["median_s"]
     return {"exposed_s": step_s - alone[0], "share": (step_s - alone[0]) / step_s}
+
+
+def difference(one: Outcome, other: Outcome) -> dict[str, Any]:
+    """Returns the relative differences between two trainings on the same batches.
+
+    ``loss`` and ``update`` are the largest difference of a mean loss, and that of the update of a
+    weight by the first steps. ``weights`` has for each weight the difference of its update, and of
+    its values at the end, None where the trainings have done different numbers of steps. It is
+    relative to the norm of the elements compared; "largest" is that of one element.
+    """
+    num = min(len(one["losses"]), len(other["losses"]))
+    losses = np.array(one["losses"][:num]), np.array(other["losses"][:num])
+    least = LEAST_UPDATE * max(float(np.linalg.norm(e)) for e in other["updates"].values())
+    weights = []
+    for name, update in other["updates"].items():
+        of_update = _relative(one["updates"][name], update, least)
+        of_value: tuple[float | None, float | None] = (None, None)
+        if len(one["steps_s"]) == len(other["steps_s"]):
+            of_value = _relative(one["values"][name], other["values"][name])
+        found: dict[str, Any] = {"weight": name, "num_compared": len(update)}
+        found["update"], found["largest_update"] = of_update
+        found["value"], found["largest_value"] = of_value
+        weights.append(found)
+    return {
+        "loss": float(np.max(np.abs(losses[0] - losses[1]) / np.abs(losses[1]))),
+        # max() would pass over a NaN.
+        "update": float(np.max([each["update"] for each in weights])),
+        "weights": weights,
+    }
+
+
+def _relative(one: Any, other: Any, least: float = 0.0) -> tuple[float, float]:
+    apart = np.subtract(one, other)
+    # Where the other one is nothing but zeros, the difference is whole.
+    norm = max(float(np.linalg.norm(other)), least) or float(np.linalg.norm(apart)) or 1.0
+    return float(np.linalg.norm(apart)) / norm, float(np.abs(apart).max()) / norm
+
+
+def _check(differences: Mapping[str, Mapping[str, Any]]) -> None:
+    for name, found in differences.items():
+        for what, limit in TOLERANCES.items():
+            if not found[what] <= limit:  # also NaN
+                raise CandleError(
+                    f"{name} trains a different model: after the first steps the {what} differs by"
+                    f" {found[what]:.2g}, which is more than rounding explains ({limit:g})"
+                )

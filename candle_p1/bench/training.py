@@ -17,24 +17,17 @@ from candle_p1.errors import ParameterError
 from candle_p1.training.setup import averaging_of, build_model, make_plan, set_up_device
 
 if TYPE_CHECKING:
+    from candle_p1.bench.task import BenchmarkTask
     from candle_p1.data.samples import DataSet, Samples
-    from candle_p1.distributed.allreduce_log import AllreduceLog
     from candle_p1.distributed.devices import Device
     from candle_p1.distributed.engines.engine import Engine
-    from candle_p1.instrument.collectives import CommunicationLog
     from candle_p1.parameters.parameter_set import ParameterSet
     from candle_p1.scaling import ScalingPlan
 
 
-@dataclass(frozen=True)
+@dataclass
 class Training:
-    """A benchmark that is ready to train.
-
-    Attributes:
-        models: Compiled models with the weights of rank 0, one for each log.
-        allreduces: The log of each model's allreduces; None if there is none.
-        matrix_bytes: The size of the matrices that the ranks of a node share.
-    """
+    """A benchmark that is ready to train, with a compiled model that has the weights of rank 0."""
 
     benchmark: Benchmark
     params: ParameterSet
@@ -43,8 +36,7 @@ class Training:
     data: DataSet
     plan: ScalingPlan
     engine: Engine
-    models: list[Any]
-    allreduces: list[AllreduceLog | None]
+    model: Any
     matrix_bytes: int
 
     @property
@@ -55,7 +47,7 @@ class Training:
             "batch_size": self.plan.batch_size,
             "threads": self.device.threads,
             "device": self.device.name,
-            "matrix_bytes": self.matrix_bytes,
+            "matrix_bytes": self.matrix_bytes,  # those that the ranks of a node share
         }
 
     def batches(self, samples: Samples | None = None) -> TrainBatches:
@@ -65,21 +57,16 @@ class Training:
 
 
 def prepare_training(
-    task: Any,
+    task: BenchmarkTask,
     comm: Communicator,
     *,
     partners: Communicator | None = None,
     num_steps: int = 1,
-    logs: tuple[CommunicationLog | None, ...] = (None,),
 ) -> Training:
-    """Sets up the device, loads the data and builds the models; collective.
+    """Sets up the device, loads the data and builds the model; collective.
 
-    Args:
-        task: The task of this process.
-        comm: The ranks, which load together.
-        partners: The ranks that average gradients; None selects the same.
-        num_steps: The number of steps that an epoch must have.
-        logs: For each model, where its gradients' allreduces are added up; None: nowhere.
+    `partners` are the ranks that average gradients, all by default; `num_steps` those that an epoch
+    must have.
 
     Raises:
         CandleError: Some rank cannot train; the same on every rank.
@@ -89,11 +76,8 @@ def prepare_training(
     device = set_up_device(params, comm, engine)
     engine.start(deterministic=params["deterministic"], averaging=averaging_of(params))
     reader = Reader(files, loading(params, comm, device.threads))
-    allreduces = [
-        None if log is None else engine.make_log(log, is_gpu=device.is_gpu) for log in logs
-    ]
 
-    def prepare() -> tuple[DataSet, ScalingPlan, list[Any]]:
+    def prepare() -> Training:
         data = benchmark.preprocess(benchmark.load_data(reader, params), params)
         plan = make_plan(benchmark, params, len(data.train), comm)
         if plan.steps_per_epoch < num_steps:
@@ -101,18 +85,13 @@ def prepare_training(
                 f"an epoch has {plan.steps_per_epoch} steps, but {num_steps} are needed: use fewer"
                 " --steps, or --size full"
             )
-        models = [
-            build_model(benchmark, params, data, plan, device, engine, log) for log in allreduces
-        ]
-        return data, plan, models
+        model = build_model(benchmark, params, data, plan, device, engine, None)
+        size = reader.matrix_bytes
+        return Training(benchmark, params, comm.rank, device, data, plan, engine, model, size)
 
-    data, plan, models = Attempt(prepare).agree(comm)
-    for model in models:
-        engine.broadcast_state(model)
-    num_bytes = reader.matrix_bytes
-    return Training(
-        benchmark, params, comm.rank, device, data, plan, engine, models, allreduces, num_bytes
-    )
+    training = Attempt(prepare).agree(comm)
+    engine.broadcast_state(training.model)
+    return training
 
 
 Course = Generator[None, tuple[float, float], None]

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from rich.table import Table
 
-from candle_p1.bench import file_cache, load
+from candle_p1.bench import load
 from candle_p1.bench.load import Load, choose_methods, published_tables
-from candle_p1.errors import DataError, ParameterError, SetupError
+from candle_p1.errors import ParameterError, SetupError
 from candle_p1.records.tables import as_cells
 
 
@@ -126,8 +126,3 @@ def test_memory_is_that_of_the_sampled_job(compare, is_sampled, peak_bytes):
         assert result["bytes_read"] is None  # where the kernel does not count
     _, table, _ = (part for part in ours.render(report) if isinstance(part, Table))
     assert ("not measured" in table.columns[1].cells) != is_sampled
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"train.csv: .*No such file"):
-        file_cache.prepare_files("warm", [tmp_path / "train.csv"])

@@ -8,8 +8,8 @@ import pytest
 
 from candle_p1.bench import step
 from candle_p1.bench.other_environment import OtherEnvironment
-from candle_p1.bench.step import Step, StepTask
-from candle_p1.bench.step_differences import difference
+from candle_p1.bench.step import Step, difference
+from candle_p1.bench.step_task import StepTask
 from candle_p1.benchmark import find_benchmark
 from candle_p1.distributed.backend import choose_backend
 from candle_p1.errors import CandleError, ParameterError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from candle_p1.bench.memory import MemorySampler
+from candle_p1.bench.node_state import MemorySampler
 from candle_p1.benchmark import find_benchmark, list_benchmarks
 from candle_p1.cluster.process import run_to_end
 from candle_p1.distributed import launch_environment
