@@ -14,6 +14,7 @@ import shlex
 import sys
 import textwrap
 from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -123,20 +124,26 @@ def table_lines(table: Table, width: int | None, rule: str = "─") -> list[str]
         rule: The character of horizontal lines.
     """
     from rich import box
+    from rich.cells import cell_len
     from rich.console import Console
-    from rich.measure import Measurement
 
     lines = wrap(str(table.title), width).split("\n") if table.title else []
+    texts = [[str(each.header), *map(str, each.cells)] for each in table.columns]
+    widths = [max(map(cell_len, "\n".join(of).split("\n"))) for of in texts]
+    least = [max(map(cell_len, " ".join(of).split()), default=0) for of in texts]
+    room = (width or UNLIMITED) - len(GAP) * (len(texts) - 1)
+    if sum(least) > room:
+        headings = [" ".join(heading.split()) for heading, *_ in texts]
+        return [*lines, *_paragraphs(headings, zip(*(of[1:] for of in texts), strict=True), width)]
+    while sum(widths) > room:
+        spare = [(each - need, each) for each, need in zip(widths, least, strict=True)]
+        widths[spare.index(max(spare))] -= 1
     plain = copy(table)
     plain.title, plain.box, plain.pad_edge, plain.show_edge = None, box.SIMPLE_HEAD, False, False
+    plain.padding = (0, 1, 0, 0)  # the box adds the other space of GAP
+    plain.columns = [replace(c, width=w) for c, w in zip(table.columns, widths, strict=True)]
     file = io.StringIO()
-    console = Console(file=file, width=width or UNLIMITED, **PLAIN)
-    unlimited = console.options.update(width=UNLIMITED)
-    if width and Measurement.get(console, unlimited, plain).minimum > width:
-        headings = [" ".join(str(column.header).split()) for column in table.columns]
-        rows = zip(*(map(str, column.cells) for column in table.columns), strict=True)
-        return [*lines, *_paragraphs(headings, rows, width)]
-    console.print(plain)
+    Console(file=file, width=width or UNLIMITED, **PLAIN).print(plain)
     return lines + [line.rstrip().replace("─", rule) for line in file.getvalue().splitlines()]
 
 

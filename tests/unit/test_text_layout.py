@@ -79,6 +79,15 @@ def test_cells_are_broken_between_words_where_a_table_is_too_wide(width):
     assert sorted(words) == sorted(" ".join(map(" ".join, ROWS)).split())
 
 
+def test_a_table_just_as_wide_as_its_words_keeps_them_whole():
+    rows = [("loader original", "12.5", "1.000")]
+    wide = table("series", "measured (s)", "extrapolation", rows=rows)
+    lines = table_lines(wide, len("original  measured  extrapolation"), "-")
+    words = " ".join(lines).split()
+    assert {"loader", "original", "measured", "(s)", "extrapolation", "12.5"} <= set(words)
+    assert not any(": " in line for line in lines), "no paragraphs"
+
+
 def test_rows_become_paragraphs_where_words_do_not_fit():
     rows = [("a [b]", "1", PATH), ("c", "", "2")]
     assert table_lines(table("name", "in\nA", "", rows=rows), 40) == [
