@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from candle_p1.bench import comm_report, harness
 from candle_p1.bench.comm_task import GRADIENT_BYTES, ONE_RANK, CommTask
-from candle_p1.bench.harness import Job, Measured, option
+from candle_p1.bench.harness import Job, Measured, choose_names, option
 from candle_p1.bench.other_environment import OtherEnvironment
 from candle_p1.bench.transports import (
     OPERATIONS,
     TRANSPORTS,
-    choose_names,
     choose_transports,
     missing_packages,
 )

@@ -8,7 +8,7 @@ docs/architecture.md has an example.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,7 +20,7 @@ from candle_p1.bench.task import BenchmarkTask, Outcome, run
 from candle_p1.benchmark import find_benchmark
 from candle_p1.cluster.launchers import check_alone, on_this_machine
 from candle_p1.data.reader import FileSet
-from candle_p1.errors import DataError
+from candle_p1.errors import DataError, ParameterError, did_you_mean
 from candle_p1.files import files_at
 from candle_p1.records import environment
 from candle_p1.records.record import utc_now
@@ -44,15 +44,11 @@ Progress = Callable[[str, int, int], None]
 
 
 def option(default: Any, text: str, flag: str | None = None, **more: Any) -> Any:
-    """Returns a field of a Comparison that is an option of its command.
+    """Returns a field of a Comparison that is an option of its command; see candle_p1.cli.bench.
 
-    Args:
-        default: The default, which says whether it is a flag, a number or a text.
-        text: The help.
-        flag: The option's name, if it is not that of the field.
-        more: ``choices``; ``within``, the least and the largest number; ``is_list`` for positive
-            integers; ``is_file`` for a file to write; ``is_directory``; ``is_argument``;
-            ``complete``, what to complete; or what `click.Option` takes.
+    ``more`` is ``choices``; ``within``, the least and the largest number; ``is_list`` for positive
+    integers; ``is_file`` for a file to write; ``is_directory``; ``is_argument``; ``complete``, what
+    to complete; or what `click.Option` takes.
     """
     return field(default=default, metadata={"help": text, "flag": flag, **more})
 
@@ -60,6 +56,20 @@ def option(default: Any, text: str, flag: str | None = None, **more: Any) -> Any
 def count_option(default: int, text: str, flag: str) -> Any:
     """Returns an option that takes a positive integer, as large as one can wait for."""
     return option(default, text, flag, within=(1, 100_000))
+
+
+def choose_names(text: str, known: Iterable[str], flag: str) -> list[str]:
+    """Returns the names of a comma-separated list, each once.
+
+    Raises:
+        ParameterError: One of them is not known.
+    """
+    names = list(dict.fromkeys(word.strip() for word in text.split(",")))
+    for name in names:
+        if name not in known:
+            near = did_you_mean(name, known)
+            raise ParameterError(f"{flag}: {name!r} is none of {', '.join(known)}{near}")
+    return names
 
 
 def rounds_option(default: int, text: str, flag: str = "--rounds", of: str = "") -> Any:
@@ -70,23 +80,14 @@ def rounds_option(default: int, text: str, flag: str = "--rounds", of: str = "")
 
 @dataclass(frozen=True)
 class Job:
-    """A job of a comparison.
-
-    Attributes:
-        variant: What it measures.
-        task: What each rank does: a BenchTask.
-        num_ranks: Ranks, all on this machine.
-        purpose: TIME, or another one for a job that is not timed.
-        round: From 1; 0 for a job that is in no round.
-        other: The environment in which it runs; None: this one.
-    """
+    """A job of a comparison: what each rank does for a variant, on ranks of this machine."""
 
     variant: str
     task: Any
     num_ranks: int = 1
-    purpose: str = TIME
-    round: int = 0
-    other: OtherEnvironment | None = None
+    purpose: str = TIME  # another one for a job that is not timed
+    round: int = 0  # from 1; 0 for a job that is in no round
+    other: OtherEnvironment | None = None  # None: in this one
 
     def changed(self, purpose: str = TIME, **task: Any) -> Job:
         """Returns a job of another purpose, with some attributes of the task changed."""
@@ -97,10 +98,7 @@ class Job:
 
 
 def rounds(jobs: Sequence[Job], num_rounds: int) -> list[Job]:
-    """Returns jobs in rounds, every second round in reverse order.
-
-    So a steady drift of the machine affects all variants alike.
-    """
+    """Returns jobs in rounds, every second one reversed, so that a drift affects all alike."""
     return [
         replace(job, round=number)
         for number in range(1, num_rounds + 1)
@@ -121,11 +119,7 @@ class Measured(list[tuple[Job, list[Outcome]]]):
         return [o for job, o in self if (job.variant, job.purpose) == (variant, purpose)]
 
     def add(self, job: Job, outcomes: list[Outcome]) -> None:
-        """Adds a job, whose ``checked`` values must be those of the first one that has some.
-
-        Raises:
-            DataError: They are not; names the value by its key, such as the path of a file.
-        """
+        """Adds a job; raises DataError if its ``checked`` values are not those of the first one."""
         self.append((job, outcomes))
         known = [(j.variant, o[0]["checked"]) for j, o in self if "checked" in o[0]]
         first, expected = known[0] if known else ("", {})
@@ -153,10 +147,7 @@ class Comparison:
         raise NotImplementedError
 
     def prepare(self, progress: Progress | None = None) -> list[str]:
-        """Checks the options and makes what is missing.
-
-        Returns:
-            What the user should know in advance, such as how the ranks are started.
+        """Checks the options and makes what is missing; returns what to know in advance.
 
         Raises:
             CandleError: An option is wrong, or ranks cannot be started.
@@ -311,13 +302,11 @@ def plain_table(*columns: str) -> Table:
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Columns) -> Table:
-    """Returns a table of results.
+    """Returns a table of one or more results.
 
-    Args:
-        rows: The results; at least one.
-        columns: By heading, what a column shows: a key of the results, a key with a unit to divide
-            by, or a function of a result. A number is shown with three digits, an integer with all,
-            None as "not measured". In a heading, "{spread}" stands for what `interval` shows.
+    A column has under its heading, in which "{spread}" stands for what `interval` shows, a key of
+    the results, a key with a unit to divide by, or a function of a result. Numbers have three
+    digits, integers all, and None is "not measured".
     """
     kind = spread(rows[0])
     found = plain_table(*(heading.replace("{spread}", kind) for heading in columns))

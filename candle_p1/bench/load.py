@@ -1,8 +1,8 @@
 """Compares the loaders of a benchmark's files, as the paper's Tables 3 and 4 do.
 
-The processes of a job import what the method needs, and meet at a barrier. The jobs of a method are
-one that is not counted, if the method has to prepare something first; one whose memory is sampled,
-which takes time, so that it is not timed; and one timed job for each repeat.
+The processes of a job import what the method needs, and meet at a barrier. A method has a job that
+is not counted, if it has to prepare something first; one whose memory is sampled, which takes time,
+so that it is not timed; and one timed job for each repeat.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import psutil
 
 from candle_p1.bench import harness
-from candle_p1.bench.harness import MB, MEMORY, Job, Measured, Result, megabytes, option
+from candle_p1.bench.harness import (
+    MB,
+    MEMORY,
+    Job,
+    Measured,
+    Result,
+    choose_names,
+    megabytes,
+    option,
+)
 from candle_p1.bench.node_state import STATES, MemorySampler, peak_of_sum_bytes, prepare_files
 from candle_p1.bench.task import BenchmarkTask, Outcome, bind_cores, load_sample
 from candle_p1.benchmark import find_benchmark
@@ -25,7 +34,7 @@ from candle_p1.data.cache import list_caches
 from candle_p1.data.csv import LIBRARIES, READERS, installed_readers
 from candle_p1.data.reader import FileSet, Reader, loading
 from candle_p1.distributed.comm import Attempt, Communicator, SerialCommunicator
-from candle_p1.errors import ParameterError, SetupError, did_you_mean
+from candle_p1.errors import ParameterError, SetupError
 from candle_p1.figures import compared_times
 from candle_p1.reports.published import content, published_loading
 from candle_p1.text import count
@@ -39,8 +48,6 @@ BASELINES = ("original", "chunked")
 """The paper's methods, to which the others are compared."""
 CACHED = "cached"
 """The method whose first load creates what later ones read."""
-MAX_NAMED = 3
-"""With more files than this, a title has their number."""
 RANKED_S = 0.1
 """Where all methods take less, the ratios of their times are noise."""
 
@@ -119,11 +126,8 @@ def choose_methods(text: str | None) -> list[str]:
         SetupError: A method needs a library that is not installed.
     """
     installed = installed_readers()
-    names = installed if text is None else list(dict.fromkeys(map(str.strip, text.split(","))))
+    names = installed if text is None else choose_names(text, READERS, "--methods")
     for name in names:
-        if name not in READERS:
-            near, known = did_you_mean(name, READERS), ", ".join(READERS)
-            raise ParameterError(f"--methods: there is no {name!r}{near}; choose from {known}")
         if name not in installed:
             raise SetupError(
                 f"{name} needs {LIBRARIES[name]}, which is not installed: install"
@@ -184,9 +188,9 @@ class Load(harness.BenchmarkComparison):
             result["speedup"] = {
                 name: medians[name] / result["median_s"] for name in BASELINES if name in medians
             }
-        digests, file_bytes = measured[0][1][0]["checked"], self.file_bytes()
+        digests, num_bytes = measured[0][1][0]["checked"], self.file_bytes()
         files = {
-            role: {"path": str(path), "file_bytes": file_bytes[role]}
+            role: {"path": str(path), "file_bytes": num_bytes[role]}
             | {"values_sha256": digests.get(str(path))}
             for role, path in self.files.paths.items()
         }
@@ -261,7 +265,6 @@ class Load(harness.BenchmarkComparison):
             yield "each file, in s"
             yield harness.table(rows, {name: name for name in rows[0]})
         yield from harness.remarks(report)
-        yield "of files mapped into memory, only bytes from storage count, with --file_cache cold"
         if tables:
             yield f"published: {report['published']['source']}"
             for each in tables:
@@ -278,17 +281,14 @@ class Load(harness.BenchmarkComparison):
             }
             for each in tables
         }
-        files = {role: megabytes(file["file_bytes"]) for role, file in report["files"].items()}
-        each = ", ".join(f"{role} {size}" for role, size in files.items())
-        named = f" ({each})" if 1 < len(files) <= MAX_NAMED else f" in {count(len(files), 'file')}"
+        size = f"{megabytes(first['file_bytes'])} MB in {count(len(report['files']), 'file')}"
         kind = " of synthetic data" if report["synthetic"] else ""
-        size = f"{megabytes(first['file_bytes'])} MB{named}{kind}"
         sizes = [str(file["file_mb"]) for file in tables[0]["files"].values()] if tables else []
         compared_times(
             self.picture,
             {result["method"]: result["repeats_s"] for result in report["results"]},
             published,
-            title=f"{report['benchmark']}: loading {size},\n{_conditions(first)}",
+            title=f"{report['benchmark']}: loading {size}{kind},\n{_conditions(first)}",
             published_title=f"published, files of {' + '.join(sizes)} MB",
         )
         yield f"picture: {self.picture}"
@@ -298,7 +298,6 @@ VERB = Load
 
 
 def _median_sum(timed: Sequence[Sequence[Outcome]], name: str) -> int | None:
-    """Returns the median over jobs of the sum over ranks; None if a value is missing."""
     jobs: list[list[Any]] = [[rank.get(name) for rank in ranks] for ranks in timed]
     return None if any(None in ranks for ranks in jobs) else statistics.median_low(map(sum, jobs))
 
@@ -314,7 +313,6 @@ def _conditions(result: Result) -> str:
 
 
 def _file_rows(report: Mapping[str, Any], is_ranked: bool) -> Iterator[dict[str, Any]]:
-    """Yields the times of each file by the paper's methods, here and as published."""
     medians = {each["method"]: each["per_file_median_s"] for each in report["results"]}
     if is_ranked and all(name in medians for name in BASELINES):
         for role, slow in medians["original"].items():
@@ -330,11 +328,7 @@ def _file_rows(report: Mapping[str, Any], is_ranked: bool) -> Iterator[dict[str,
 
 
 def published_tables(benchmark: str) -> list[dict[str, Any]]:
-    """Returns the values of the paper's Tables 3 and 4 for a benchmark; [] if there are none.
-
-    Each entry has the number of its ``table``, the ``machine`` and its ``node``, and ``files``: for
-    each role the size ``file_mb``, as printed, and the times ``original_s`` and ``chunked_s``.
-    """
+    """Returns the values of the paper's Tables 3 and 4 for a benchmark; [] if there are none."""
     tables: dict[int, dict[str, Any]] = {}
     for cell in published_loading(benchmark):
         facts = {"machine": cell.machine, "node": content()["machines"][cell.machine], "files": {}}

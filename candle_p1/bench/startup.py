@@ -1,10 +1,8 @@
 """Compares the start of a run, up to the end of its first step, with the least there is to do.
 
-In every round two commands are started: ``candle-p1 run`` as users start it, limited to a few
-steps; and as many processes as it has ranks, each of which imports the framework and reads its
-share of the files' bytes (candle_p1.bench.startup_baseline). The files are in the kernel's file
-cache. Where the time of a run goes follows from its record and from the time of day at which the
-command began and ended.
+In every round ``candle-p1 run`` is started as users start it, limited to a few steps, and as many
+processes as it has ranks that only import the framework and read the files' bytes
+(candle_p1.bench.startup_baseline). The files are in the kernel's file cache.
 """
 
 from __future__ import annotations
@@ -71,7 +69,7 @@ class StartupTask(BenchmarkTask):
 
 
 def start_run(task: StartupTask, num_ranks: int) -> Outcome:
-    """Starts a run, and waits for its end; returns what its record and the clock say."""
+    """Starts a run, and waits for its end; see `outcome_of`."""
     with tempfile.TemporaryDirectory(prefix="candle-p1-bench-") as name:
         limits = [word for flag, value in LIMITS.items() for word in (f"--{flag}", value)]
         command = [*module_command("candle_p1.cli"), "run", task.benchmark, "--np", str(num_ranks)]
@@ -102,7 +100,6 @@ def start_baseline(framework: str, paths: Sequence[Path], num_processes: int) ->
 
 
 def _run_timed(script: str, command: list[str], directory: Path, name: str) -> list[float]:
-    """Runs a command through a script, and returns the times of day that the script has written."""
     times = directory / "times"
     execute(["sh", "-c", script, str(times), *command], directory, name)
     try:
@@ -116,10 +113,9 @@ def _run_timed(script: str, command: list[str], directory: Path, name: str) -> l
 def outcome_of(record: RunRecord, began_s: float, ended_s: float) -> Outcome:
     """Returns what the record of a run and the times of day, in s since 1970, say about a start.
 
-    ``elapsed_s`` is from the command to the end of the first step on the slowest rank; ``parts_s``
-    is where it went, mean over ranks, the last one being the remainder; ``step_s`` is that of a
-    later step on the slowest rank, None if an epoch has only one; and ``end_s`` is from the last
-    measurement of the run to the end of the command.
+    ``elapsed_s`` is from the command to the end of the first step on the slowest rank, ``parts_s``
+    where it went, mean over ranks, then the remainder; ``step_s`` is a later step on the slowest
+    rank, if any; and ``end_s`` is from the run's last measurement to the end of the command.
     """
     assert record.phases
     assert record.training
@@ -192,16 +188,15 @@ class Startup(harness.BenchmarkComparison):
         return choose_backend()
 
     def report(self, measured: Measured) -> dict[str, Any]:
-        runs, baselines = (
-            [harness.elapsed_s(ranks) for ranks in measured.of(name)] for name in (RUN, BASELINE)
-        )
-        ratios = [one / other for one, other in zip(runs, baselines, strict=True)]
+        results = super().report(measured)["results"]
+        runs_s, baselines_s = (result["repeats_s"] for result in results)
+        ratios = [one / other for one, other in zip(runs_s, baselines_s, strict=True)]
         return {
             "num_ranks": self.num_ranks,
             "num_rounds": self.num_rounds,
             "framework": self._framework(),
             "file_bytes": sum(self.file_bytes().values()),
-            **super().report(measured),
+            "results": results,
             "median_ratio": statistics.median(ratios),
             **harness.spread_of(ratios, "ratio"),
         }
@@ -212,11 +207,11 @@ class Startup(harness.BenchmarkComparison):
         for name, key in (("later_step", "step_s"), ("end", "end_s")):
             values = [start[key] for start in starts if start.get(key) is not None]
             more[name] = summarize(values) if values else None
-        parts = [
+        more["parts"] = [
             {"part": part, **summarize([start["parts_s"][part] for start in starts])}
             for part in starts[0]["parts_s"]
         ]
-        return {**super().result(variant, measured), "parts": parts, **more}
+        return super().result(variant, measured) | more
 
     def render(self, report: Mapping[str, Any]) -> Iterator[str | Table]:
         run, baseline = report["results"]
@@ -238,20 +233,15 @@ class Startup(harness.BenchmarkComparison):
         columns: harness.Columns = {
             "": "name",
             "median (s)": lambda row: f"{row['median_s']:.3f}",
-            "{spread} (s)": lambda row: _interval(*(row["ci95_s"] or row["range_s"])),
+            "{spread} (s)": lambda row: "{:.3f} to {:.3f}".format(*row["ci95_s"] or row["range_s"]),
         }
         yield harness.table(rows, columns)
         yield (
             f"the start takes {harness.format_significant(report['median_ratio'])} times as long as"
-            f" the baseline ({harness.spread(run)} {harness.interval(report, 'ratio')}), for which"
-            f" as many processes as ranks import {report['framework']} and read the files' bytes"
+            f" the baseline ({harness.spread(run)} {harness.interval(report, 'ratio')}), which"
+            f" imports {report['framework']} and reads the files' bytes; parts are means over ranks"
         )
-        yield "parts of a run are means over ranks; a single rank's process is that of the command"
         yield from harness.remarks(report, "round")
 
 
 VERB = Startup
-
-
-def _interval(low: float, high: float) -> str:
-    return f"{low:.3f} to {high:.3f}"

@@ -103,14 +103,9 @@ class BenchmarkTask(BenchTask):
 
 
 def run(task: BenchTask, num_ranks: int, name: str) -> list[Outcome]:
-    """Runs a job, of this name in messages, until it ends; returns the outcome of each rank.
+    """Runs a job, of this name in messages, to its end; returns the outcome of each rank.
 
-    The job ends with this call, even if an exception ends it. Call it from the main thread.
-
-    Raises:
-        CandleError: The job ended with an error that the user can resolve, which is its message.
-        SetupError: The job was killed.
-        RuntimeError: It failed in another way; holds everything it printed.
+    Call it from the main thread. Raises what `execute` raises.
     """
     task.choose_backend()
     with tempfile.TemporaryDirectory(prefix="candle-p1-bench-") as directory:
@@ -128,7 +123,13 @@ def execute(
     variables: Mapping[str, str] = os.environ,
     grace_s: float = GRACE_S,
 ) -> None:
-    """Executes a command of a job until it ends, with its output in the directory; see `run`."""
+    """Executes a command of a job, which ends with this call, with its output in the directory.
+
+    Raises:
+        CandleError: The job ended with an error that the user can resolve, which is its message.
+        SetupError: The job was killed.
+        RuntimeError: It failed in another way; holds everything it printed.
+    """
     output = directory / "output.log"
     with output.open("wb") as file:
         code, _ = run_to_end(command, without_terminal(variables), file, grace_s=grace_s)
@@ -166,11 +167,10 @@ def serve() -> None:
 
 
 def bind_cores(comm: Communicator, threads: int) -> int:
-    """Binds this rank to cores of its own, one for each thread; collective.
+    """Binds this rank to a core for each of its threads, if there are enough; collective.
 
-    As in a run, ranks have no cores of their own if there are too few. Unlike in a run, a rank that
-    is alone has no more cores than threads, so that its time can be compared with that of several.
-    Returns the number of threads, which is its share of the cores if 0 are asked for.
+    Unlike in a run, a rank that is alone has no more cores than threads, so that its time can be
+    compared with that of several. Returns the threads: its share of the cores for 0.
     """
     cores = NodeCores.of(comm)
     num = threads or cores.threads(comm.local_rank)[0]

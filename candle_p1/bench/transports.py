@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from candle_p1.bench.harness import choose_names
 from candle_p1.distributed.comm import Communicator
-from candle_p1.errors import ParameterError, did_you_mean
+from candle_p1.errors import ParameterError
 
 Floats = NDArray[np.float32]
 
@@ -238,20 +239,6 @@ def choose_transports(text: str | None, *, one_process: bool = False) -> list[st
             f"--transport: {', '.join(more)}: the settings of Horovod cannot be changed within a"
             " process, and a launcher has started this one: measure them with a command each"
         )
-    return names
-
-
-def choose_names(text: str, known: Iterable[str], flag: str) -> list[str]:
-    """Returns the names of a comma-separated list, each once.
-
-    Raises:
-        ParameterError: One of them is not known.
-    """
-    names = list(dict.fromkeys(word.strip() for word in text.split(",")))
-    for name in names:
-        if name not in known:
-            near = did_you_mean(name, known)
-            raise ParameterError(f"{flag}: {name!r} is none of {', '.join(known)}{near}")
     return names
 
 

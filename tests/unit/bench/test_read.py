@@ -75,7 +75,6 @@ def test_the_parts_of_a_file_have_all_lines_once_after_the_first(
     tmp_path, monkeypatch, num_ranks, ends
 ):
     monkeypatch.setattr(read, "LEAST_DIVIDED_BYTES", 10)
-    monkeypatch.setattr(read, "COPIED_BYTES", 5)
     lines = ["name,number", "a,1", "bcdefghijklmnop,2", "", "q,3", "r,4"]
     (tmp_path / "train.csv").write_text("\n".join(lines) + ends)
     (tmp_path / "small.csv").write_text("x,1\n")
