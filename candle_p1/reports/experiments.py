@@ -139,6 +139,11 @@ class Experiment:
         return _in_order({name for series in self.series for name in series.settings})
 
     @property
+    def where(self) -> str:
+        """The machine, as a sentence."""
+        return f"On {self.machine or 'an unknown machine'}."
+
+    @property
     def title(self) -> str:
         """Benchmark, mode, and whether the steps are limited."""
         limited = f" ({describe(dict(self.limits))})" if self.limits else ""
@@ -210,7 +215,7 @@ def _experiment(frame: pd.DataFrame, *kind: Any) -> Experiment:
         run["settings"] | {name: run[name] for name in placement if run[name] is not None}
         for run in runs
     ]
-    values = {(name, _hashable(v)) for settings in settings_of for name, v in settings.items()}
+    values = {(name, repr(v)) for settings in settings_of for name, v in settings.items()}
     varied = {name for name, num in Counter(name for name, _ in values).items() if num > 1}
     common = {n: v for settings in settings_of for n, v in settings.items() if n not in varied}
     own_settings = [{n: v for n, v in settings.items() if n in varied} for settings in settings_of]
@@ -254,9 +259,4 @@ def _sortable(series: Series) -> tuple[Any, ...]:
 def _key(settings: Mapping[str, Any], *without: str) -> Any:
     """Returns a key of settings, but those whose names begin with some words."""
     kept = (each for each in settings.items() if not (without and each[0].startswith(without)))
-    return tuple(sorted((name, _hashable(value)) for name, value in kept))
-
-
-def _hashable(value: Any) -> Any:
-    """Returns a key that distinguishes values: 1 and True differ, lists become text."""
-    return (type(value).__name__, repr(value))
+    return tuple(sorted((name, repr(value)) for name, value in kept))

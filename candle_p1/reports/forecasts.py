@@ -106,7 +106,7 @@ def forecast_runs(
         reasons += lacking
         if not modelled:
             continue
-        originals = [e.name for e in modelled if e.settings.get("loader") == ORIGINAL_LOADER]
+        originals = [e.name for e in modelled if e.series.settings.get("loader") == ORIGINAL_LOADER]
         base = next(iter(originals), modelled[0].name if len(modelled) > 1 else "")
         notes = [fitted_words(modelled), *lacking]
         notes += [

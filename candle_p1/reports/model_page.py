@@ -21,7 +21,6 @@ from candle_p1.reports.figures.model import draw_models
 from candle_p1.reports.frame import Run
 from candle_p1.reports.modelled import (
     BEYOND,
-    Missing,
     ModelledSeries,
     fitted_words,
     model_experiment,
@@ -77,9 +76,10 @@ def model_page(
         modelled, missing = model_experiment(experiment, allreduce_s, held_out=held_out)
         slug = free_slug(experiment, {each.slug for each in sections})
         times = [time for each in modelled for time in _held_out_times(each, held_out)]
-        section = _section(slug, experiment.title, modelled, missing, times, draws=draws)
-        lead = [f"On {experiment.machine or 'an unknown machine'}."]
-        sections.append(replace(section, lead=lead))
+        section = Section(slug, experiment.title, [experiment.where], missing=missing)
+        if modelled:
+            section = _filled(section, slug, modelled, times, draws=draws)
+        sections.append(section)
         content.append(
             {
                 "benchmark": experiment.benchmark,
@@ -100,25 +100,27 @@ def model_page(
 def model_section(experiment: Experiment, slug: str) -> Section | None:
     """Returns what a report shows of the models of an experiment; None if there is none."""
     modelled, missing = model_experiment(experiment)
-    return replace(_section(slug, "Model", modelled, missing), slug="") if modelled else None
+    section = Section("", "Model", missing=missing)
+    return _filled(section, slug, modelled) if modelled else None
 
 
-def _section(
+def _filled(
+    section: Section,
     slug: str,
-    title: str,
     modelled: Sequence[ModelledSeries],
-    missing: Missing,
     times: Sequence[Row] = (),
     *,
     draws: bool = True,
 ) -> Section:
-    if not modelled:
-        return Section(slug, title, missing=missing)
+    """Adds notes, figures and tables, whose names begin with the slug."""
     figures, not_drawn = draw_models(modelled, slug) if draws else ([], [])
-    tables = list(_tables(modelled, times, slug))
-    notes = list(_notes(modelled, times))
-    missing = [*missing, *not_drawn]
-    return Section(slug, title, notes=notes, figures=figures, missing=missing, tables=tables)
+    return replace(
+        section,
+        notes=list(_notes(modelled, times)),
+        figures=figures,
+        missing=[*section.missing, *not_drawn],
+        tables=list(_tables(modelled, times, slug)),
+    )
 
 
 def _as_json(model: RunModel) -> dict[str, Any]:

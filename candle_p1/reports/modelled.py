@@ -29,20 +29,22 @@ class ModelledSeries:
     """A series with its model.
 
     Attributes:
-        name: The name of the series.
-        settings: Its settings.
         model: The model, which others share that differ in POOLED only.
         rule: How the shape of its runs follows from the number of ranks.
         runs: Its runs by number of ranks, with those that were held out.
         crowded: How many runs of its pool were left out, with more threads than cores, by ranks.
     """
 
-    name: str
-    settings: Mapping[str, Any]
+    series: Series
     model: RunModel
     rule: ShapeRule
     runs: Mapping[int, Sequence[Observation]]
     crowded: Counter[int]
+
+    @property
+    def name(self) -> str:
+        """The name of the series."""
+        return self.series.name
 
     def source(self, changes: Changes = Changes()) -> ForecastSource:  # noqa: B008
         """Returns what predicts runs of the series."""
@@ -108,8 +110,7 @@ def model_experiment(
             missing.append((describe(settings) or "all runs", reason))
             continue
         for each, rule in zip(pool, rules, strict=True):
-            of_series = (each.name, each.settings, model, rule, runs[each], crowded)
-            modelled.append(ModelledSeries(*of_series))
+            modelled.append(ModelledSeries(each, model, rule, runs[each], crowded))
     return modelled, missing
 
 

@@ -100,7 +100,7 @@ def _section(
     return Section(
         slug,
         experiment.title,
-        [_where(experiment)],
+        [experiment.where],
         notes_on(experiment),
         figures=[each for each in figures if each.slug not in placed],
         missing=missing,
@@ -145,11 +145,7 @@ def _summary(experiment: Experiment, slug: str, findings: Iterable[Finding]) -> 
         for each in findings
         if each.rule.is_headline and each.sentences
     ]
-    return Section("", experiment.title, [_where(experiment)], statements=said)
-
-
-def _where(experiment: Experiment) -> str:
-    return f"On {experiment.machine or 'an unknown machine'}."
+    return Section("", experiment.title, [experiment.where], statements=said)
 
 
 def _lists(runs: Runs) -> Iterator[Section]:

@@ -6,7 +6,6 @@ it many times. The time that an activity took is the length of the union of its 
 
 from __future__ import annotations
 
-from array import array
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -123,15 +122,13 @@ class Steps:
 
     def __init__(self) -> None:
         self._current: GradientStep | None = None
-        self._rows = array("q")
-        self.num = 0
+        self._rows: list[tuple[int, ...]] = []
 
     def place(self, pid: int) -> GradientStep:
         """Returns the step of a gradient whose negotiation begins."""
         if self._current is None or pid in self._current.pids:
-            self._current = GradientStep(self.num)
-            self.num += 1
-            self._rows.extend([0] * len(TIMES + COUNTS))
+            self._current = GradientStep(len(self._rows))
+            self._rows.append((0,) * len(TIMES + COUNTS))
         self._current.pids.add(pid)
         return self._current
 
@@ -143,12 +140,11 @@ class Steps:
         """Writes the row of a step, at a time when none of its gradients is in progress."""
         whole, counts = step.communication, (len(step.pids), step.num_messages, step.num_bytes)
         parts_us = (whole.total_us, step.negotiate.total_us, step.allreduce.total_us)
-        values = array("q", (whole.first_us, whole.last_us, *parts_us, *counts))
-        self._rows[step.index * len(values) : (step.index + 1) * len(values)] = values
+        self._rows[step.index] = (whole.first_us, whole.last_us, *parts_us, *counts)
 
     def to_dict(self) -> dict[str, list[Any]]:
         """Returns a list for each column, with units in their names; step i is at index i."""
-        columns = np.array(self._rows).reshape(-1, len(TIMES + COUNTS)).T
+        columns = np.array(self._rows, np.int64).reshape(-1, len(TIMES + COUNTS)).T
         times = dict(zip(TIMES, (columns[: len(TIMES)] / US_PER_S).tolist(), strict=True))
         return times | dict(zip(COUNTS, columns[len(TIMES) :].tolist(), strict=True))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -107,18 +107,9 @@ def summarize(path: Path, *, gradients: str = GRADIENT) -> TimelineSummary:
     return walk.finish(reader)
 
 
-def tensor_bytes(args: Mapping[str, Any]) -> int | None:
-    """Returns the size that the end of an operation states as dtype and shape; None if it does not.
-
-    `args` are such as ``{"dtype": "float32", "shape": "[20, 1, 128]"}``.
-    """
-    if "dtype" not in args or "shape" not in args:
-        return None
-    return _size(str(args["dtype"]), str(args["shape"]))
-
-
 @lru_cache(maxsize=4096)
-def _size(dtype: str, shape: str) -> int:
+def tensor_bytes(dtype: str, shape: str) -> int:
+    """Returns the size of a tensor, for example of "float32" and "[20, 1, 128]"."""
     bits = re.search(r"\d{1,3}$", dtype)  # float16, bfloat16, int8, ...; "bool" has none
     lengths = map(int, re.findall(r"\d{1,12}", shape)[:MAX_DIMENSIONS])
     return (int(bits[0]) // 8 if bits else 1) * math.prod(lengths)
@@ -144,42 +135,37 @@ class _Messages:
     """Those of one activity of a library; where two overlap, their time is counted once."""
 
     def __init__(self) -> None:
-        self.total = [0, 0, 0, 0, 0]  # messages, tensors, bytes, messages of unknown size, µs
-        self.sizes: dict[int, list[int]] = {}  # by the floor of log2: messages, bytes, µs
-        self.end_us = 0
+        self.total = Counter(num=0, num_tensors=0, bytes=0, num_unsized=0)
+        self.sizes: dict[int, Counter[str]] = defaultdict(Counter)  # by the floor of log2
+        self.us = self.end_us = 0
 
     def add(self, message: _Message) -> None:
         end_us = message.end_us or message.begin_us
         us = max(end_us - max(message.begin_us, self.end_us), 0)
         self.end_us = max(self.end_us, end_us)
+        self.us += us
+        self.total.update(num=1, num_tensors=message.num_tensors)
         known = [size for size in message.sizes if size is not None]
-        num_bytes, is_sized = sum(known), len(known) == message.num_tensors
-        _add(self.total, 1, message.num_tensors, num_bytes * is_sized, not is_sized, us)
-        if is_sized:
-            _add(
-                self.sizes.setdefault(max(num_bytes.bit_length() - 1, 0), [0] * 3), 1, num_bytes, us
-            )
+        if len(known) == message.num_tensors:
+            num_bytes = sum(known)
+            self.total["bytes"] += num_bytes
+            self.sizes[max(num_bytes.bit_length() - 1, 0)].update(num=1, bytes=num_bytes, us=us)
+        else:
+            self.total["num_unsized"] += 1
 
     def to_dict(self) -> dict[str, Any]:
-        num, num_tensors, num_bytes, num_unsized, us = self.total
         sizes = [
             {
                 "from_bytes": 2**power,
                 "below_bytes": 2 ** (power + 1),
-                "num": num,
-                "bytes": num_bytes,
-                "duration_s": us / US_PER_S,
-                "bytes_per_s": num_bytes * US_PER_S / us if us else None,
+                "num": found["num"],
+                "bytes": found["bytes"],
+                "duration_s": found["us"] / US_PER_S,
+                "bytes_per_s": found["bytes"] * US_PER_S / found["us"] if found["us"] else None,
             }
-            for power, (num, num_bytes, us) in sorted(self.sizes.items())
+            for power, found in sorted(self.sizes.items())
         ]
-        facts = {"num": num, "num_tensors": num_tensors, "bytes": num_bytes}
-        return facts | {"num_unsized": num_unsized, "duration_s": us / US_PER_S, "sizes": sizes}
-
-
-def _add(totals: list[int], *amounts: int) -> None:
-    for i, amount in enumerate(amounts):
-        totals[i] += amount
+        return {**self.total, "duration_s": self.us / US_PER_S, "sizes": sizes}
 
 
 @dataclass
@@ -289,7 +275,9 @@ class _Walk:
             if tensor.messages:
                 tensor.messages[-1].end_us = us
         elif activity.operation:
-            self._end_operation(tensor, tensor_bytes(args))
+            stated = "dtype" in args and "shape" in args
+            size = tensor_bytes(str(args["dtype"]), str(args["shape"])) if stated else None
+            self._end_operation(tensor, size)
 
     def _end_operation(self, tensor: _Tensor, num_bytes: int | None) -> None:
         tensor.num += 1
@@ -332,6 +320,7 @@ class _Walk:
             for union in (step.communication, step.negotiate, step.allreduce):
                 union.end_all(self._us)
             self._steps.update(step)
+        steps = self._steps.to_dict()
         return TimelineSummary(
             path=str(reader.path),
             num_events=reader.num_events,
@@ -351,8 +340,8 @@ class _Walk:
                 | {f"{kind}_s": us / US_PER_S for kind, us in sorted(tensor.us.items())}
                 for tensor in self._tensors.values()
             ],
-            num_steps=self._steps.num,
-            steps=self._steps.to_dict(),
+            num_steps=len(steps["begin_s"]),
+            steps=steps,
             broadcast=self._broadcast.overhead(self._us),
             ranks={
                 rank: {"num": num, "num_last": last, "mean_after_s": us / num / US_PER_S}

@@ -165,7 +165,7 @@ def test_names_of_activities_are_classified(name, kind, operation, library):
     ],
 )
 def test_sizes_of_tensors_follow_from_type_and_shape(dtype, shape, num_bytes):
-    assert tensor_bytes({"dtype": dtype, "shape": shape}) == num_bytes
+    assert tensor_bytes(dtype, shape) == num_bytes
 
 
 LAST_US = 60
