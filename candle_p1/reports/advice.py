@@ -113,7 +113,6 @@ def what_to_change(experiment: Experiment) -> Iterator[Claim]:
 
 
 def _names(series: Sequence[Series]) -> str:
-    """Returns the names of series, or their number where there are many."""
     if len(series) > MAX_NAMES:
         return f"{len(series)} series"
     return "; ".join(each.name for each in series)
@@ -141,7 +140,6 @@ def _part_words(part: str, counts: tuple[int, ...], members: list[Series]) -> st
 
 
 def _advice(experiment: Experiment, series: Series, part: str) -> str:
-    """Returns what to do about a part that dominates the runs of a series on the most ranks."""
     if part == TRAINING:
         return _about_training(experiment, series)
     loader = series.timed[-1].runs["loader"].iloc[0]
@@ -189,7 +187,6 @@ def _uses_all_cores(run: Run) -> bool:
 
 
 def _measured_gain(experiment: Experiment, series: Series) -> str:
-    """Returns what the parallel loader gained here, if that was measured."""
     settings = {**series.settings, "loader": "parallel"}
     other = next((each for each in experiment.series if each.settings == settings), None)
     if other is None:

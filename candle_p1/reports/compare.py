@@ -214,7 +214,6 @@ def compare(a: Side, b: Side) -> RunComparison:
 
 
 def _pair(a: Side, b: Side) -> tuple[list[Pairing], list[str]]:
-    """Returns what is compared, and sentences about runs without a counterpart."""
     varied = _varied(a.timed["run"]) | _varied(b.timed["run"])
     groups = [_grouped(side.timed["run"], varied) for side in (a, b)]
     keys = groups[0].keys() | groups[1].keys()
@@ -297,7 +296,6 @@ def _differences(a: Side, b: Side) -> list[Difference]:
 
 
 def _facts(run: Run) -> dict[tuple[str, str], Any]:
-    """Returns what may differ between runs, by kind and name."""
     environment = run.record.environment
     of_machine = {name: run[column] for name, column in OF_MACHINE.items()}
     of_machine |= {"launcher": run.record.launcher}

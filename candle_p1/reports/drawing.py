@@ -9,7 +9,6 @@ from math import log2
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.figures import BLUE, GREEN, PURPLE, VERMILION, end_at_one
-from candle_p1.reports.words import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -276,7 +275,8 @@ def to_drawing(figure: Figure, slug: str, title: str, caption: str) -> Drawing:
     from matplotlib.text import Text
 
     for label in figure.findobj(Text):
-        label.set_text(shortened(label.get_text(), MAX_TEXT))
+        text = label.get_text()
+        label.set_text(text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…")
     svg, png = io.StringIO(), io.BytesIO()
     with warnings.catch_warnings():  # of letters that the font lacks
         warnings.simplefilter("ignore", UserWarning)

@@ -438,7 +438,6 @@ def _engine(record: RunRecord, parameters: Mapping[str, Any]) -> str | None:
 
 
 def _energy(record: RunRecord) -> dict[str, Any]:
-    """Returns energy and mean power: over all devices of the job, per GPU and per node."""
     energy, whole = record.energy, record.whole.energy if record.whole else None
     energy_j = whole.energy_j if whole else _at(energy, "total_j")
     mean_w, nodes = _at(energy, "mean_w"), record.num_nodes

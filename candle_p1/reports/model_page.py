@@ -148,7 +148,6 @@ def _as_json(model: RunModel) -> dict[str, Any]:
 
 
 def _held_out_times(each: ModelledSeries, held_out: Collection[int]) -> Iterator[Row]:
-    """Yields the whole time and the phases of the runs that were held out, beside predictions."""
     for num_ranks in sorted(each.runs.keys() & held_out):
         runs, predicted = each.runs[num_ranks], each.source().samples(num_ranks)
         times = {WHOLE_RUN: ([run.total_s for run in runs], predicted.total_s)}
@@ -264,7 +263,6 @@ def _size_rows(each: ModelledSeries) -> Iterator[Row]:
 
 
 def _what_if_rows(each: ModelledSeries) -> Iterator[Row]:
-    """Yields predictions with a faster file system or network, and with more epochs."""
     measured = max(each.runs)
     ranks = [num for num in each.counts() if num in (measured, BEYOND * measured)]
     epochs = 2 * each.rule.at(measured).epochs

@@ -72,11 +72,8 @@ def model_experiment(
 ) -> tuple[list[ModelledSeries], Missing]:
     """Returns the models of an experiment's series, and why others have none.
 
-    Args:
-        experiment: The experiment.
-        allreduce_s: Returns the measured time of averaging the gradients of a step once, in s.
-        ranks_per_node: The ranks that fill a node, if not those of the runs.
-        held_out: The numbers of ranks whose runs are not used.
+    `allreduce_s` returns the measured time of averaging the gradients of a step once, in s;
+    `ranks_per_node` fill a node, if not those of the runs; runs on `held_out` ranks are not used.
     """
     pools: dict[Any, list[Series]] = defaultdict(list)
     for series in experiment.series:

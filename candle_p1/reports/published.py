@@ -122,13 +122,6 @@ def all_published() -> list[Published]:
     return found
 
 
-def published_figure(benchmark: str, mode: str, slug: str) -> str | None:
-    """Returns which figures or tables of the paper correspond to a figure of a report."""
-    figures = content()["figures"]
-    of_both = figures.get(benchmark, {}) | figures.get(f"{benchmark}-{mode}", {})
-    return of_both.get(slug)  # type: ignore[no-any-return]
-
-
 def published_loading(benchmark: str) -> list[PublishedLoading]:
     """Returns the benchmark's cells of Tables 3 and 4."""
     return [
@@ -146,7 +139,6 @@ def number_words(number: Number) -> str:
 
 @cache
 def _stated() -> list[Published]:
-    """Returns the values of all groups, with their numbers in what they say."""
     found = []
     for group in content()["groups"]:
         for entry in group["values"]:

@@ -35,10 +35,7 @@ def make_report(
 ) -> tuple[Section, dict[str, str | bytes]]:
     """Returns the page of some runs, and files for other programs by their paths beside it.
 
-    Args:
-        runs: What it is made from.
-        starting: Is called with the title of each section before it is made.
-        with_model: Whether models are fitted to the runs, which takes time.
+    `starting` is called with the title of each section before it is made.
     """
     sections: list[Section] = []
     summaries: list[Section] = []
@@ -136,7 +133,6 @@ def _part(
 
 
 def _summary(experiment: Experiment, slug: str, findings: Iterable[Finding]) -> Section:
-    """Returns the findings that everybody should read."""
     if not len(experiment.runs):
         lead = ["No run with valid times has finished, so nothing can be said."]
         return Section("", experiment.title, lead)
@@ -149,7 +145,6 @@ def _summary(experiment: Experiment, slug: str, findings: Iterable[Finding]) -> 
 
 
 def _lists(runs: Runs) -> Iterator[Section]:
-    """Yields the lists of all runs and of the records that cannot be read."""
     headings = (
         "record", "benchmark", "ranks", "seed", "status", "total (s)", "started", "remark",
     )  # fmt: skip
@@ -171,7 +166,6 @@ def _lists(runs: Runs) -> Iterator[Section]:
 
 
 def _remark(run: Run) -> str:
-    """Returns what to know of a run in a list of runs."""
     parts, perturbed_by = run["num_parts"], run["perturbed_by"]
     told = [f"continued, {count(parts, 'part')}"] if parts > 1 else []
     if perturbed_by and "continued" not in perturbed_by:

@@ -105,7 +105,6 @@ def _apply(rule: Rule, experiment: Experiment) -> Finding:
 
 
 def _improvement(experiment: Experiment, quantity: Quantity, table: str) -> Iterator[Claim]:
-    """Yields by how much series improve a quantity, if it can be compared."""
     of_method, without, _ = PAIRS[table]
     if quantity is ENERGY:
         parts = columns.covered(experiment.runs)
@@ -134,7 +133,6 @@ def _improvement(experiment: Experiment, quantity: Quantity, table: str) -> Iter
 
 
 def _on_most_ranks(experiment: Experiment, quantity: Quantity) -> Iterator[Claim]:
-    """Yields how the time of the runs on the most ranks compares with that on the fewest."""
     of_series = {e.name: speed.speedups(experiment, e, quantity) for e in experiment.series}
     last_of = {name: found[-1] for name, found in of_series.items() if found}
     if not last_of:
@@ -175,7 +173,6 @@ def _other_loading(experiment: Experiment) -> Iterator[Claim]:
 
 
 def _loading(experiment: Experiment, base: str, others: Collection[str]) -> Iterator[Claim]:
-    """Yields how loaders compare with one in loading the largest file, on few and many ranks."""
     loads_of: dict[str, list[FileLoad]] = defaultdict(list)
     for load in file_loads(experiment, experiment.series):
         loads_of[load.alike].append(load)

@@ -109,7 +109,6 @@ EPOCHS_PER_RANK = ("epochs per rank", _epochs)
 
 
 def _quality(experiment: Experiment) -> Content:
-    """Returns the figure of merit on training and test samples, and the naive predictor's."""
     name = c.merit(experiment.runs)
     if not name:
         return [], [], []

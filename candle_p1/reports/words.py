@@ -96,11 +96,6 @@ def markdown_text(text: str) -> str:
     return escaped.replace("|", "\\|").replace("](", "]\\(")
 
 
-def shortened(text: str, length: int) -> str:
-    """Returns text of at most this many characters."""
-    return text if len(text) <= length else f"{text[: length - 1]}…"
-
-
 def _decimals(value: float) -> int:
     """Returns the decimals for three significant digits, or four where the first is a 1."""
     if value == 0 or not isfinite(value):

@@ -29,7 +29,7 @@ from candle_p1.reports.drawing import (
 from candle_p1.reports.experiments import Experiment, Point, Series, describe
 from candle_p1.reports.figures import time, timeline
 from candle_p1.reports.frame import BATCH, PARTS, STRONG, MissingDataError, Run
-from candle_p1.reports.published import published_epochs, published_figure
+from candle_p1.reports.published import content, published_epochs
 from candle_p1.reports.quality import EpochGroup, epoch_groups
 from candle_p1.reports.speed import (
     BASES,
@@ -282,7 +282,6 @@ def _merit(experiment: Experiment) -> str:
 def _panels(
     series: Sequence[Series], quantities: Iterable[Quantity], missing: str = "no run has times"
 ) -> list[Panel]:
-    """Returns a panel, with a line per series, for each quantity that some run has."""
     panels = []
     for quantity in quantities:
         lines = {
@@ -415,7 +414,9 @@ def draw_figures(
 
 def _paper(experiment: Experiment, slug: str) -> str:
     """Returns what to add to a caption where the paper has such a figure or table."""
-    figure = published_figure(experiment.benchmark, experiment.mode, slug)
+    figures, name = content()["figures"], experiment.benchmark
+    of_both = figures.get(name, {}) | figures.get(f"{name}-{experiment.mode}", {})
+    figure = of_both.get(slug)
     if figure and slug == "improvement":
         found = f" The improvement of chunked over original corresponds to the paper's {figure}."
         return found if pairs(experiment, {True}) else ""

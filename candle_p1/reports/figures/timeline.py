@@ -141,7 +141,6 @@ def _label(row: Activity) -> str:
 
 
 def _draw_phases(axes: Axes, phases: Sequence[PhaseSpan], end_s: float) -> None:
-    """Draws the phases of rank 0 in the first row, with the names for which there is room."""
     for i, phase in enumerate(phases):
         begin_s, seconds = phase.begin_s[0], phase.seconds[0]
         if np.isnan(begin_s):
@@ -188,12 +187,10 @@ def _draw_overhead(axes: Axes, each: TracedRun, end_s: float) -> None:
 
 
 def _width_s(text: str, end_s: float) -> float:
-    """Returns the width of a label, in seconds of the time axis, at most."""
     return len(text) * CHARACTER_INCHES * end_s / (WIDTH_INCHES - 2)
 
 
 def _draw_row(axes: Axes, i: int, union: CoverageUnion, zero_s: float, color: str) -> None:
-    """Draws where an activity takes place at all, and the share of the time that it takes."""
     shares, piece_s = union.shares, union.piece_us / US_PER_S
     ends = np.flatnonzero(np.diff(shares > 0, prepend=False, append=False)).reshape(-1, 2)
     spans_s = np.column_stack([zero_s + ends[:, 0] * piece_s, np.diff(ends) * piece_s])

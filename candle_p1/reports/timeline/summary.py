@@ -182,8 +182,6 @@ class _Tensor:
 
 
 class _Walk:
-    """The state between two events."""
-
     def __init__(self, gradients: str) -> None:
         self._is_gradient = re.compile(gradients).search
         self._names: dict[int, str] = {}

@@ -18,9 +18,7 @@ from candle_p1 import cli
 from candle_p1.errors import CandleError
 from candle_p1.records.summary import details
 from candle_p1.reports.drawing import Drawing
-from candle_p1.reports.figures import charts
 from candle_p1.reports.frame import read_runs
-from candle_p1.reports.report import make_report
 from tests.planted_records import plant, plant_study
 
 
@@ -140,18 +138,6 @@ def test_a_bad_record_has_one_message(damaged, kind):
 HOSTILE = (
     "../../x", "/x", "..", ".", "", "a/b", "x" * 300, "\0x", "a\nb", "CON", "-rf", "~", "runs",
 )  # fmt: skip
-
-
-def test_damaged_raw_values_leave_out_one_figure(tmp_path, monkeypatch):
-    plant(tmp_path, num_ranks=2)
-    (tmp_path / "run000/per_rank.npz").write_bytes(b"damaged")
-    chosen = [kind for kind in charts.KINDS if kind.slug in ("parts", "ranks")]
-    monkeypatch.setattr(charts, "KINDS", chosen)
-    page, _ = make_report(read_runs([tmp_path]))
-    figures = [figure.slug for section in page.all_sections for figure in section.figures]
-    assert figures == ["nt3-strong-parts"]
-    (reason,) = (section.missing for section in page.all_sections if section.missing)
-    assert "per_rank.npz" in dict(reason)["What each rank does when"]
 
 
 def test_names_in_records_do_not_choose_where_files_go(tmp_path, monkeypatch, valid):

@@ -16,7 +16,6 @@ from candle_p1.reports.published import (
     content,
     number_words,
     published,
-    published_figure,
     published_loading,
 )
 from tests.candle import CANDLE
@@ -149,4 +148,3 @@ def test_tables_are_whole():
         assert len(cells) == 8
         sizes = {(each.role, each.file_mb) for each in published_loading(benchmark)}
         assert sizes == {("train", table_1["training_mb"]), ("test", table_1["testing_mb"])}
-        assert published_figure(benchmark, "strong", "loaders") == "Tables 3 and 4"
