@@ -150,8 +150,8 @@ def line_figure(
 ) -> Figure:
     """Draws lines over numbers of ranks or epochs; the legend has those of the first panel.
 
-    All panels may have the same y axis, or those of a "row". Axes `from_zero` start at 0, or are
-    logarithmic.
+    All panels may have the same y axis, or those of a "row", which is labelled once. Axes
+    `from_zero` start at 0, or are logarithmic.
     """
     figure, plots = new_figure(len(panels), columns, sharey=same_y)
     columns = columns or len(panels)
@@ -166,9 +166,9 @@ def line_figure(
             _draw_reference(axes, *panel.reference)
         count_axis(axes, ticks, x_label)
         axes.set_title(panel.title)
-        axes.set_ylabel(panel.y_label)
     for i, (axes, panel) in enumerate(zip(plots, panels, strict=True)):
         row = i - i % columns
+        axes.set_ylabel("" if same_y and i > row else panel.y_label)
         alike = panels[row : row + columns] if same_y == "row" else panels if same_y else [panel]
         _value_axis(axes, [value for each in alike for value in each.values], from_zero)
     legend_below(figure, plots[0])

@@ -103,9 +103,8 @@ class FigureKind(NamedTuple):
 
 def performance(_experiment: Experiment, series: Sequence[Series]) -> Figure:
     """Draws loading, training and total time."""
-    first, *others = _panels(series, (LOAD, TRAIN, TOTAL))
-    panels = [first._replace(y_label="time (s)"), *(each._replace(y_label="") for each in others)]
-    return line_figure(panels, same_y=True)
+    panels = _panels(series, (LOAD, TRAIN, TOTAL))
+    return line_figure([each._replace(y_label="time (s)") for each in panels], same_y=True)
 
 
 def quality(experiment: Experiment, series: Sequence[Series]) -> Figure:
@@ -178,7 +177,7 @@ def scaling(experiment: Experiment, series: Sequence[Series]) -> Figure:
     for kind in kinds if experiment.mode == STRONG else ("T(base) / T(P)",):
         is_efficiency = kind == "scaling efficiency"
         ideal = [(x, x / min(counts) if kind == "speed-up" else 1.0) for x in xs]
-        for quantity, title, y_label in ((TOTAL, TOTAL.title, kind), (TRAIN, "training alone", "")):
+        for quantity, title in ((TOTAL, TOTAL.title), (TRAIN, "training alone")):
             lines: dict[str, list[Mark]] = {}
             for each in usable:
                 found = speedups(experiment, each, quantity)
@@ -186,7 +185,7 @@ def scaling(experiment: Experiment, series: Sequence[Series]) -> Figure:
                 for last in found:
                     ratio = (last.efficiency if is_efficiency else None) or last.speedup
                     lines[each.name].append(Mark(last.point.num_ranks, ratio))
-            panels.append(Panel(title, lines, y_label, ideal if experiment.mode != BATCH else ()))
+            panels.append(Panel(title, lines, kind, ideal if experiment.mode != BATCH else ()))
     return line_figure(panels, columns=2, same_y="row")
 
 
@@ -209,9 +208,7 @@ def gain(experiment: Experiment, series: Sequence[Series]) -> Figure:
                     ]
             if any(lines.values()):
                 title = f"{quantity.title}\nagainst {base}" if len(bases) > 1 else quantity.title
-                is_first = base == bases[0] if len(bases) > 1 else not panels
-                y_label = "improvement (%)" if is_first else ""
-                panels.append(Panel(title, lines, y_label, reference=("y", 0, "")))
+                panels.append(Panel(title, lines, "improvement (%)", reference=("y", 0, "")))
     if not panels:
         raise MissingDataError("the series to compare have no runs on the same number of ranks")
     return line_figure(panels, columns=len(bases) if len(bases) > 1 else None, same_y=True)
@@ -229,8 +226,7 @@ def loaders(experiment: Experiment, series: Sequence[Series]) -> Figure:
         for load in loads:
             if (load.role, load.file_mb) == (role, file_mb):
                 lines[load.method].append(Mark(load.num_ranks, load.estimate, load.seconds))
-        y_label = "" if panels else "slowest rank (s)"
-        panels.append(Panel(f"{role}, {number(file_mb)} MB", lines, y_label))
+        panels.append(Panel(f"{role}, {number(file_mb)} MB", lines, "slowest rank (s)"))
     return line_figure(panels, same_y=True)
 
 
