@@ -48,28 +48,29 @@ def test_no_text_is_an_error(tmp_path_factory, lines):
 
 
 @pytest.mark.parametrize(
-    ("lines", "found", "expected"),
+    ("lines", "found", "expected", "left"),
     [
-        ([], None, CONTINUE),
-        (["begun", "ended 138"], INTERRUPTED, CONTINUE),
-        (["begun"], {"status": "running"}, CONTINUE),  # its node was lost
-        (["begun", "ended 1"], KILLED, CONTINUE),
-        (["begun", "ended 3"], KILLED, CONTINUE),
-        (["begun", "ended 2"], KILLED, STOP),  # one rank had the user's error
-        (["begun", "ended 2"], {"status": "running"}, STOP),
-        (["begun", "ended 2"], INTERRUPTED, CONTINUE),  # in this job, which found no record
-        (["begun", "ended 1"], FAILED, CONTINUE),
-        (["begun", "ended 2"], FAILED, STOP),
-        (["begun", "ended 2"], None, STOP),
-        (["begun", "ended 2", "begun", "ended 2", "begun", "ended 2"], FAILED, CONTINUE),
-        (["begun", "ended 0"], {"status": "ok"}, COMPLETE),
-        (["begun", "ended 2"], ["no", "record"], STOP),
+        ([], None, CONTINUE, True),
+        (["begun", "ended 138"], INTERRUPTED, CONTINUE, True),
+        (["begun", "ended 138"] * 3, INTERRUPTED, CONTINUE, False),
+        (["begun", "ended 138"] * 2 + ["begun"], INTERRUPTED, CONTINUE, True),
+        (["begun"], {"status": "running"}, CONTINUE, True),  # its node was lost
+        (["begun", "ended 1"], KILLED, CONTINUE, True),
+        (["begun", "ended 2"], KILLED, STOP, False),  # one rank had the user's error
+        (["begun", "ended 2"], {"status": "running"}, STOP, False),
+        (["begun", "ended 2"], INTERRUPTED, CONTINUE, True),  # in this job, which found no record
+        (["begun", "ended 1"], FAILED, CONTINUE, True),
+        (["begun", "ended 2"], FAILED, STOP, False),
+        (["begun", "ended 2"], None, STOP, False),
+        (["begun", "ended 2"] * 3, FAILED, CONTINUE, False),
+        (["begun", "ended 0"], {"status": "ok"}, COMPLETE, False),
+        (["begun", "ended 2"], ["no", "record"], STOP, False),
     ],
 )
-def test_what_the_next_job_does(write, lines, found, expected):
+def test_what_the_next_job_does(write, lines, found, expected, left):
     chain = write(lines, found)
     code, note = chain.decide()
-    assert code == expected
+    assert (code, chain.has_jobs_left) == (expected, left)
     assert bool(note) == (code != CONTINUE)
     if code == STOP and found == FAILED:
         assert "planted" in note
@@ -83,21 +84,6 @@ def test_a_job_that_did_not_change_an_interrupted_record(write, tmp_path, earlie
     code, note = write([f"begun {found}", "ended 2"]).decide()
     assert code == expected
     assert "SIGUSR1" not in note  # which is why the job before was interrupted
-
-
-@pytest.mark.parametrize(
-    ("lines", "found", "left"),
-    [
-        ([], None, True),
-        (["begun", "ended 138"], INTERRUPTED, True),
-        (["begun", "ended 138"] * 3, INTERRUPTED, False),
-        (["begun", "ended 138"] * 2 + ["begun"], INTERRUPTED, True),
-        (["begun", "ended 2"], FAILED, False),
-        (["begun", "ended 0"], {"status": "ok"}, False),
-    ],
-)
-def test_whether_jobs_are_left(write, lines, found, left):
-    assert write(lines, found).has_jobs_left == left
 
 
 def test_a_shorter_chain(write, tmp_path):

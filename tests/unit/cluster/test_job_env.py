@@ -158,114 +158,109 @@ def test_modules(job, module, variables, code, output):
 
 
 def test_nodes_are_left_out(job, tmp_path):
-    nodes = ["n1.site", "n1.site", "n2.site", "n2.site", "n3.site", "n3.site", "n4.site", "n4.site"]
+    nodes = [f"n{number}.site" for number in (1, 1, 2, 2, 3, 3, 4, 4)]
     (tmp_path / "nodes").write_text("\n".join(nodes) + "\n")
+    variables = {"PBS_NODEFILE": str(tmp_path / "nodes"), "TMPDIR": str(tmp_path)}
     lines = ["job_exclude 2 n2 n9", "job_prepare", 'job_launcher mpiexec -n "$RANKS"']
-    _, output, _ = job.run(
-        *lines,
-        'echo "$RANKS" "${JOB_LAUNCH[@]}"; cat "$PBS_NODEFILE"',
-        PBS_NODEFILE=str(tmp_path / "nodes"),
-        TMPDIR=str(tmp_path),
-    )
+    show = 'echo "$RANKS" "${JOB_LAUNCH[@]}"; cat "$PBS_NODEFILE"'
+    _, output, _ = job.run(*lines, show, **variables)
     assert output[0].startswith(f"4 mpiexec --hostfile {tmp_path}/candle_p1-nodes-")
     assert output[1:] == ["n1.site", "n1.site", "n3.site", "n3.site"]
-    code, _, errors = job.run("job_exclude 3 n2.site n3", PBS_NODEFILE=str(tmp_path / "nodes"))
-    assert code == 2
-    assert "fewer than 3 nodes are left without n2.site n3" in errors
+    code, _, errors = job.run("job_exclude 3 n2.site n3", **variables)
+    assert (code, "fewer than 3 nodes are left without n2.site n3" in errors) == (2, True)
 
 
 def test_the_ranks_python_runs_in_a_container(job, tmp_path):
     """Without the virtual environment and the Python of the node."""
+    variables = dict.fromkeys(("CANDLE_P1_VENV", "CANDLE_P1_PYTHON"), "/absent")
     job.command("runs", f'echo "in $2" >>"{tmp_path}/log"; shift 2; exec "$@"')
     lines = ["job_container runs in image", *RUN]
-    code, argv, errors = job.run(
-        *lines, CANDLE_P1_VENV="/absent", CANDLE_P1_PYTHON="/absent", PYTHONPATH=str(ROOT)
-    )
+    code, argv, errors = job.run(*lines, PYTHONPATH=str(ROOT), **variables)
     assert (code, errors.count("absent")) == (0, 0), errors
     assert argv == ["-n", "2", "runs", "in", "image", "python", f"{ROOT}/nt3.py", "--epochs", "8"]
     assert "in image" in (tmp_path / "log").read_text()  # the check for candle_p1
-    code, _, errors = job.run("job_container absent-runtime", *RUN)
-    assert code == 2
-    assert "absent-runtime, which runs containers on ours" in errors
     job.command("runs", "echo image is damaged >&2; exit 255")
-    code, _, errors = job.run("job_container runs in image", *RUN)
-    assert (code, "image is damaged" in errors) == (2, True)
+    for runtime, problem in (
+        ("absent-runtime", "absent-runtime, which runs containers on ours"),
+        ("runs in image", "image is damaged"),
+    ):
+        code, _, errors = job.run(f"job_container {runtime}", *RUN)
+        assert (code, problem in errors) == (2, True)
 
 
 class TestStagedEnvironment:
     """With an archive whose Python only prints its arguments, and launchers that start one rank."""
 
-    RUN = ("job_prepare", 'job_launcher {} -n "$RANKS"', "job_stage_env {}", RUN[2])
+    RUN = ("job_prepare", 'job_launcher {} -n "$RANKS"')
 
     @pytest.fixture
     def lines(self, job, tmp_path):
-        tree = tmp_path / "tree"
+        tree, node = tmp_path / "tree", tmp_path / "node"
         (tree / "venv/bin").mkdir(parents=True)
         (tree / "root/benchmarks").mkdir(parents=True)
+        node.mkdir()
         python = tree / "venv/bin/python"
         python.write_text('#!/bin/bash\n[[ $1 == -c ]] || echo "staged $*" "$PYTHONPATH"\n')
         python.chmod(0o755)
         archive = tmp_path / "env.tar"
         subprocess.run(["tar", "-cf", archive, "-C", tree, "venv", "root"], check=True)
-        (tmp_path / "node").mkdir()
         job.command("python", f'exec {sys.executable} "$@"')
-        job.environment["CANDLE_P1_VENV"] = str(tmp_path)  # whose bin has the launchers below
+        # Its bin has the launchers below.
+        job.environment |= {"CANDLE_P1_VENV": str(tmp_path), "LOCAL_STORAGE": str(node)}
         for name in ("mpiexec", "srun"):
             job.command(name, 'shift 2; exec "$@"')
         job.command("sbcast", f'echo "$@" >"{tmp_path}/sbcast"; cp "$2" "$3"')
 
-        def lines(launcher, program="benchmarks/nt3.py"):
-            run = [line.format(launcher) for line in self.RUN[:2]]
+        def lines(launcher="mpiexec", program="benchmarks/nt3.py"):
+            run = [line.format(launcher) for line in self.RUN]
             return [*run, f"job_stage_env {archive}", f"job_run {program} --epochs 8"]
 
         return lines
 
-    @pytest.mark.parametrize("launcher", ["mpiexec", "srun"])
-    def test_ranks_start_the_python_of_their_node(self, job, lines, launcher, tmp_path):
-        variables = {"LOCAL_STORAGE": str(tmp_path / "node"), "SLURM_JOB_ID": "7"}
-        code, output, errors = job.run(*lines(launcher), PYTHONPATH="/mine", **variables)
+    @pytest.mark.parametrize(
+        ("launcher", "program", "variables", "name"),
+        [
+            ("mpiexec", "benchmarks/nt3.py", {"SLURM_JOB_ID": "7"}, "7"),
+            ("srun", "benchmarks/nt3.py", {"SLURM_JOB_ID": "7"}, "7"),
+            # Slurm repeats the job, whose first copy is still there.
+            ("srun", "benchmarks/nt3.py", {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, "7-1"),
+            ("mpiexec", "/elsewhere/nt3.py", {"PBS_JOBID": "12[3].server"}, "12[3].server"),
+        ],
+    )
+    def test_ranks_start_the_python_of_their_node(
+        self, job, lines, launcher, program, variables, name, tmp_path
+    ):
+        node = tmp_path / "node"
+        if name == "7-1":
+            (node / "candle_p1-env-7.lock").mkdir()
+        place = f"{node}/candle_p1-env-{name}"
+        code, output, errors = job.run(*lines(launcher, program), PYTHONPATH="/mine", **variables)
         assert code == 0, errors
-        place = f"{tmp_path}/node/candle_p1-env-7"
-        paths = f"{place}/root:/mine"
-        assert output == [f"staged {place}/root/benchmarks/nt3.py --epochs 8 {paths}"]
-        assert (tmp_path / "sbcast").exists() == (launcher == "srun")
+        started = program if program.startswith("/") else f"{place}/root/{program}"
+        assert output == [f"staged {started} --epochs 8 {place}/root:/mine"]
         if launcher == "srun":
             copied = (tmp_path / "sbcast").read_text().split()
             assert copied == ["--force", f"{tmp_path}/env.tar", f"{place}.tar"]
-        assert list((tmp_path / "node").iterdir()) == []  # removed at the end
-        assert (tmp_path / "env.tar").exists()
-
-    def test_a_program_elsewhere_is_not_in_the_archive(self, job, lines, tmp_path):
-        variables = {"LOCAL_STORAGE": str(tmp_path / "node"), "PBS_JOBID": "12[3].server"}
-        _, output, _ = job.run(*lines("mpiexec", "/elsewhere/nt3.py"), **variables)
-        assert output[0].startswith("staged /elsewhere/nt3.py --epochs 8 ")
-        assert "candle_p1-env-12[3].server/root" in output[0]
+        assert not list(node.glob(f"candle_p1-env-{name}*"))  # removed at the end
+        assert ((tmp_path / "sbcast").exists(), (tmp_path / "env.tar").exists()) == (
+            launcher == "srun",
+            True,
+        )
 
     def test_a_job_that_fails_or_is_not_needed_leaves_nothing(self, job, lines, tmp_path):
-        variables = {"LOCAL_STORAGE": str(tmp_path / "node")}
-        late = ("job_limit 1 60", *lines("mpiexec"))
-        code, _, errors = job.run(*late, **variables)
+        code, _, errors = job.run("job_limit 1 60", *lines())
         assert (code, "time limit" in errors) == (2, True)
         assert list((tmp_path / "node").iterdir()) == []
         (tmp_path / "run.json").write_text('{"status": "ok"}')
         (tmp_path / "env.tar").unlink()  # the job ends before it would need it
-        assert chained(job, *lines("mpiexec"), **variables)[:2] == (0, [])
-
-    def test_a_job_that_slurm_repeats_has_another_copy(self, job, lines, tmp_path):
-        variables = {"LOCAL_STORAGE": str(tmp_path / "node"), "SLURM_JOB_ID": "7"}
-        (tmp_path / "node/candle_p1-env-7.lock").mkdir()  # left by the first time
-        code, output, errors = job.run(*lines("srun"), SLURM_RESTART_COUNT="1", **variables)
-        assert code == 0, errors
-        assert "candle_p1-env-7-1/root/benchmarks/nt3.py" in output[0]
+        assert chained(job, *lines())[:2] == (0, [])
 
     def test_what_cannot_be_staged_ends_the_job(self, job, lines, tmp_path):
-        code, _, errors = job.run(*lines("mpiexec"), LOCAL_STORAGE=str(tmp_path / "absent"))
-        assert code == 2
-        assert "was not unpacked in" in errors
+        code, _, errors = job.run(*lines(), LOCAL_STORAGE=str(tmp_path / "absent"))
+        assert (code, "was not unpacked in" in errors) == (2, True)
         (tmp_path / "env.tar").unlink()
-        code, _, errors = job.run(*lines("mpiexec"), LOCAL_STORAGE=str(tmp_path / "node"))
-        assert code == 2
-        assert "env.tar is gone: submit again with --stage_env" in errors
+        code, _, errors = job.run(*lines())
+        assert (code, "env.tar is gone: submit again with --stage_env" in errors) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -314,9 +309,10 @@ def test_jobs_that_cannot_start_say_why(job, lines, variables, problem):
 @pytest.mark.parametrize(
     ("lines", "ranks", "number", "ended"),
     [
-        ((), PRINT_SIGNAL, signal.SIGUSR1, (3, "got USR1\n")),
-        ((), PRINT_SIGNAL, signal.SIGUSR2, (3, "got USR1\n")),
-        ((), PRINT_SIGNAL, signal.SIGURG, (3, "got USR1\n")),
+        *(
+            ((), PRINT_SIGNAL, number, (3, "got USR1\n"))
+            for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG)
+        ),
         ((), PRINT_SIGNAL, signal.SIGTERM, (4, "got TERM\n")),  # the job is cancelled
         (("job_warning 2",), DEAF, signal.SIGUSR1, (4, "got TERM\n")),
     ],
@@ -395,14 +391,13 @@ def test_a_job_of_a_chain_notes_its_begin_and_its_end(job):
     assert chain_lines(job) == ["jobs 3", "begun", "ended 7"]
     job.command("launch", 'kill -9 "$PPID"')
     assert chained(job, *RUN)[0] == -9
-    assert chain_lines(job) == ["jobs 3", "begun", "ended 7", "begun"]
-
-
-def test_a_job_whose_run_is_complete_starts_nothing(job):
+    assert chain_lines(job)[3:] == ["begun"]
+    job.command("launch", "exit 7")  # under Cobalt the next job waits for success
+    assert job.run(f"job_chain {job.directory} 0", *RUN)[0] == 0
+    assert chain_lines(job)[4:] == ["begun", "ended 7"]
     (job.directory / "run.json").write_text('{"status": "ok"}')
     code, output, errors = chained(job, *RUN)
-    assert (code, output) == (0, [])
-    assert "is complete" in errors
+    assert (code, output, "is complete" in errors) == (0, [], True)
     assert chain_lines(job)[-1] == "ended 0"
 
 
@@ -425,12 +420,6 @@ def test_a_job_does_not_repeat_a_restart_that_was_refused(job):
     assert chain_lines(job)[1].startswith("begun 1")
     job.command("launch", PRINT_ARGV)
     assert chained(job, *RUN)[:2] == (2, [])
-
-
-def test_a_job_of_a_chain_succeeds_where_the_next_one_waits_for_success(job):
-    job.command("launch", "exit 7")
-    assert job.run(f"job_chain {job.directory} 0", *RUN)[0] == 0
-    assert chain_lines(job) == ["begun", "ended 7"]
 
 
 @pytest.mark.parametrize(
