@@ -23,38 +23,23 @@ from candle_p1.records.tables import as_cells
 ALONE_S = [0.5, 0.7]
 FIRST = {"wait_s": 9.0, "safe_s": 9.0, "plain_s": 1.0, "alone_s": ALONE_S, "beside_s": []}
 SAVE = {"wait_s": 0.5, "safe_s": 2.0, "plain_s": 1.6, "alone_s": ALONE_S, "beside_s": [0.8, 0.9]}
+SAVES = [FIRST, SAVE, SAVE | {"safe_s": 4.0}]
+WAITING = [FIRST, *(SAVE | {"wait_s": wait_s, "beside_s": []} for wait_s in (2.0, 4.0))]
+STATE_BYTES = 1_000_000_000
 OUTCOME = {
-    "saves": [FIRST, SAVE, dict(SAVE, safe_s=4.0)],
-    "state_bytes": 1_000_000_000,
-    "num_arrays": 12,
-    "file_bytes": 1_000_100_000,
-    "prepare_s": 20.0,
-    "restore_s": 1.5,
-    "steps_per_epoch": 10,
-    "batch_size": 100,
-    "threads": 2,
-    "device": "cpu",
-    "training_memory": [],
-    "memory": [],
+    **{"state_bytes": STATE_BYTES, "num_arrays": 12, "file_bytes": 1_000_100_000},
+    **{"prepare_s": 20.0, "restore_s": 1.5, "steps_per_epoch": 10, "batch_size": 100},
+    **{"threads": 2, "device": "cpu", "training_memory": [], "memory": []},
 }
-SYNCHRONOUS = [
-    FIRST,
-    dict(SAVE, wait_s=2.0, beside_s=[]),
-    dict(SAVE, wait_s=4.0, beside_s=[]),
-]
 
 
-def outcome_of(task, num_ranks):
-    outcome = OUTCOME if task.variant == OURS else dict(OUTCOME, saves=SYNCHRONOUS)
+def outcome_of(task, num_ranks, ours=SAVES):
+    saves, copies = (ours, 1) if task.variant == OURS else (WAITING, 2)
+    outcome = OUTCOME | {"saves": saves}
     if task.samples_memory:
-        copies = 1 if task.variant == OURS else 2
-        growth = copies * outcome["state_bytes"] // num_ranks
-        outcome = dict(
-            outcome,
-            training_memory=[(0.0, 500), (1.0, 700)],
-            memory=[(2.0, 600), (3.0, 700 + growth)],
-        )
-    return [dict(outcome, prepare_s=20.0 + rank) for rank in range(num_ranks)]
+        outcome["training_memory"] = [(0.0, 500), (1.0, 700)]
+        outcome["memory"] = [(2.0, 600), (3.0, 700 + copies * STATE_BYTES // num_ranks)]
+    return [outcome | {"prepare_s": 20.0 + rank} for rank in range(num_ranks)]
 
 
 @pytest.fixture
@@ -73,11 +58,10 @@ def saved(compare, tmp_path):
         comparison = Checkpoint(benchmark="nt3", directory=str(directory), **conditions)
         report = compare(comparison, run)
         assert list(directory.iterdir()) == []
-        shown = []
-        for part in comparison.render(report):
-            rows = [] if isinstance(part, str) else [part.columns, *as_cells(part)[1]]
-            shown += [part] if isinstance(part, str) else [str(rows)]
-        return report, tasks, "\n".join(shown)
+        shown = [
+            part if isinstance(part, str) else as_cells(part) for part in comparison.render(report)
+        ]
+        return report, tasks, str(shown)
 
     return saved
 
@@ -130,24 +114,16 @@ def test_the_cost_of_a_checkpoint_includes_what_the_steps_beside_it_lose(saved):
     assert daly["epochs"] == pytest.approx(daly["steps"] / 10)
 
 
-def test_steps_that_happen_to_be_faster_do_not_make_a_checkpoint_free(saved):
-    fast = dict(SAVE, beside_s=[0.1, 0.1])
-
-    def measure(task, num_ranks):
-        outcomes = outcome_of(task, num_ranks)
-        return [dict(one, saves=[FIRST, fast, fast]) for one in outcomes]
-
-    report, *_ = saved(measure, num_rounds=3)
+def test_noise_makes_no_checkpoint_free_and_no_time_infinite(saved):
+    fast = [FIRST, *[SAVE | {"beside_s": [0.1, 0.1]}] * 2]
+    hopeless = {"num_rounds": 1, "mtbf_hours": 0.01 / 3600}
+    report, _, shown = saved(lambda task, num: outcome_of(task, num, fast), **hopeless)
     assert report["advice"]["cost_s"] == 0.5
-
-
-def test_a_hopeless_mean_time_between_failures_is_shown_as_such(saved):
-    report, _, shown = saved(num_rounds=1, mtbf_hours=0.01 / 3600)
     assert report["advice"]["intervals"][1]["expected_extra"] is None
     assert "unlimited" in shown
 
 
-@pytest.mark.parametrize("hours", ["0", "-1", "nan", "x"])
+@pytest.mark.parametrize("hours", ["0", "nan"])
 def test_a_mean_time_that_is_no_time_is_refused(hours):
     result = CliRunner().invoke(cli.cli, ["bench", "checkpoint", "nt3", "--mtbf", hours])
     assert result.exit_code
@@ -174,28 +150,20 @@ def best_interval_s(cost_s, mtbf_s):
 def test_youngs_interval_is_the_published_formula():
     # A checkpoint of a minute and a failure a day: sqrt(2 * 60 * 86400).
     assert young_interval_s(60, 86_400) == pytest.approx(3219.94, abs=0.01)
-
-
-@given(costs_s, means_s)
-def test_dalys_interval_is_near_the_minimum_of_the_expected_time(cost_s, mtbf_s):
-    found = daly_interval_s(cost_s, mtbf_s)
-    if cost_s >= 2 * mtbf_s:
-        assert found == mtbf_s
-    elif 1e-6 < cost_s / mtbf_s < 0.5:  # Daly claims his estimate for checkpoints below M / 2
-        assert found == pytest.approx(best_interval_s(cost_s, mtbf_s), rel=1e-2)
+    assert daly_interval_s(2.0, 1.0) == 1.0
 
 
 @given(costs_s, means_s, restarts_s)
 def test_no_interval_costs_less_than_the_best_one(cost_s, mtbf_s, restart_s):
-    best_s = best_interval_s(cost_s, mtbf_s) if cost_s / mtbf_s > 1e-6 else None
     daly = expected_ratio(daly_interval_s(cost_s, mtbf_s), cost_s, mtbf_s, restart_s)
     young = expected_ratio(young_interval_s(cost_s, mtbf_s), cost_s, mtbf_s, restart_s)
-    assert daly > 1
-    assert young > 1
-    if best_s:
+    assert min(daly, young) > 1
+    if cost_s / mtbf_s > 1e-6:
+        best_s = best_interval_s(cost_s, mtbf_s)
         best = expected_ratio(best_s, cost_s, mtbf_s, restart_s)
         assert best <= min(daly, young) * (1 + 1e-6)
-        if cost_s < mtbf_s / 2:
+        if cost_s < mtbf_s / 2:  # Daly claims his estimate for these
+            assert daly_interval_s(cost_s, mtbf_s) == pytest.approx(best_s, rel=1e-2)
             assert daly <= best * 1.001
 
 

@@ -28,26 +28,30 @@ RATES = Rates(100e9, 10e9)
 BATCH = 20
 
 
+def model_of(*layers, shape=(600, 1)):
+    model = keras.Sequential([keras.layers.Input(shape), *layers, keras.layers.Flatten(), Dense(2)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def predicted(model, *, is_fast=True):
+    return predict(model, BATCH, RATES, is_fast=is_fast, dense_s=0.125)
+
+
 @pytest.fixture
 def model():
-    layers = [keras.layers.Input((30, 1)), Conv1D(4, 5), keras.layers.Flatten(), Dense(3), Dense(2)]
-    return keras.Sequential(layers)
-
-
-def test_the_flops_of_a_step(model):
-    positions, batch = 26, 10
-    convolution = 2 * batch * positions * 5 * 4
-    dense = 2 * batch * positions * 4 * 3
-    last = 2 * batch * 3 * 2
-    assert matrix_product_flops(model, batch) == 2 * convolution + 3 * dense + 3 * last
+    return model_of(Conv1D(4, 5), keras.layers.Flatten(), Dense(3), shape=(30, 1))
 
 
 def test_the_bound_is_products_and_memory_traffic(model, monkeypatch):
+    positions = 26
+    flops = [positions * 5 * 4, positions * 4 * 3, 3 * 2]
+    expected = 2 * BATCH * (2 * flops[0] + 3 * flops[1] + 3 * flops[2])
+    assert matrix_product_flops(model, BATCH) == expected
     monkeypatch.setattr(roofline, "matmul_flops_per_s", lambda: 1e9)
     monkeypatch.setattr(roofline, "copy_bytes_per_s", lambda num_threads: 1e6 * num_threads)
-    model.compile("sgd", "mse")
-    bound = roofline.bound(model, 10, 2)
-    assert bound["gemm_s"] == matrix_product_flops(model, 10) / 1e9
+    bound = roofline.bound(model, BATCH, 2)
+    assert bound["gemm_s"] == expected / 1e9
     assert bound["optimizer_s"] == optimizer_bytes(model) / 2e6
     assert bound["total_s"] == bound["gemm_s"] + bound["optimizer_s"]
 
@@ -67,37 +71,24 @@ def test_an_update_reads_and_writes(model, name, options, passes):
     fast.choose("plain", on_cpu=True)
 
 
-def model_of(*layers, shape=(600, 1)):
-    model = keras.Sequential([keras.layers.Input(shape), *layers, keras.layers.Flatten(), Dense(2)])
-    model.compile("sgd", "mse")
-    return model
+PAIR = [Conv1D(128, 20, activation="relu"), MaxPooling1D(1)]
+TILED = Convolution(6000, 10, 128, 128, 10, BATCH, first_taps=20)
 
 
-def predicted(model, *, is_fast=True):
-    return predict(model, BATCH, RATES, is_fast=is_fast, dense_s=0.125)
-
-
-def test_a_convolution_is_predicted_with_its_pooling():
-    model = model_of(Conv1D(10, 10, activation="relu", name="c"), MaxPooling1D(10))
-    of = Convolution(600, 10, 1, 10, 10, BATCH)
-    found = predicted(model)
-    assert found["algorithms"] == {"c": "direct"}
-    assert found["convolutions_s"] == pytest.approx(seconds("direct", of, RATES, FACTORS))
-    plain = predicted(model, is_fast=False)
-    assert plain["algorithms"] == {"c": "plain"}
-    assert plain["convolutions_s"] == pytest.approx(seconds("plain", of, RATES, FACTORS))
-
-
-def test_tiles_take_the_convolution_before_them_over():
-    layers = [Conv1D(128, 20, activation="relu"), MaxPooling1D(1)]
-    layers += [Conv1D(128, 10, activation="relu", name="c"), MaxPooling1D(10)]
-    model = model_of(*layers, shape=(6000, 1))
-    of = Convolution(6000, 10, 128, 128, 10, BATCH, first_taps=20)
-    found = predicted(model)
-    assert found["algorithms"] == {"c": "tiled"}
-    assert found["convolutions_s"] == pytest.approx(seconds("tiled", of, RATES, FACTORS))
-    plain = predicted(model, is_fast=False)["convolutions_s"]
-    assert plain == pytest.approx(seconds("plain", of, RATES, FACTORS))
+@pytest.mark.parametrize(
+    ("filters", "before", "length", "of", "algorithm"),
+    [
+        (10, [], 600, Convolution(600, 10, 1, 10, 10, BATCH), "direct"),
+        (128, PAIR, 6000, TILED, "tiled"),  # which take the convolution before them over
+    ],
+)
+def test_a_convolution_is_predicted_with_its_pooling(filters, before, length, of, algorithm):
+    layers = [*before, Conv1D(filters, 10, activation="relu", name="c"), MaxPooling1D(10)]
+    model = model_of(*layers, shape=(length, 1))
+    for is_fast, name in ((True, algorithm), (False, "plain")):
+        found = predicted(model, is_fast=is_fast)
+        assert found["algorithms"] == {"c": name}
+        assert found["convolutions_s"] == pytest.approx(seconds(name, of, RATES, FACTORS))
 
 
 def test_the_rest_is_counted():

@@ -19,8 +19,8 @@ IMPORT_S = 2.0
 PHASES = {"digest": 0.1, "preprocess": 0.2, "build": 0.3}
 
 
-def of_all(seconds):
-    return Seconds.over([seconds] * NUM_RANKS).model_dump()
+def of(*seconds):
+    return Seconds.over([*seconds] * (NUM_RANKS // len(seconds))).model_dump()
 
 
 @pytest.fixture
@@ -29,16 +29,13 @@ def record():
     content = planted_record(
         "nt3", NUM_RANKS, startup_s=3.5, load_s=1.0, wait_s=0.5, epochs_per_rank=1
     ).model_dump(exclude_unset=True)
-    startup = content["phases"]["startup"]
-    startup["parts"] = {name: of_all(seconds) for name, seconds in STARTUP.items()}
-    startup["parts"]["devices"]["parts"] = {"import": of_all(IMPORT_S)}
-    content["phases"] |= {name: of_all(seconds) for name, seconds in PHASES.items()}
-    content["launch"] = {name: Seconds.over(each).model_dump() for name, each in BEFORE.items()}
-    content["phases"]["train"]["begin"] = of_all(5.75)
-    epoch = content["training"]["epochs"][0]
-    epoch["begin"] = Seconds.over([5.9, 6.0]).model_dump()
-    epoch["steps"]["first"] = Seconds.over([0.5, 1.0]).model_dump()
-    epoch["steps"]["median"] = Seconds.over([0.02, 0.03]).model_dump()
+    startup, epoch = content["phases"]["startup"], content["training"]["epochs"][0]
+    startup["parts"] = {name: of(seconds) for name, seconds in STARTUP.items()}
+    startup["parts"]["devices"]["parts"] = {"import": of(IMPORT_S)}
+    content["phases"] |= {name: of(seconds) for name, seconds in PHASES.items()}
+    content["launch"] = {name: of(*each) for name, each in BEFORE.items()}
+    content["phases"]["train"]["begin"], epoch["begin"] = of(5.75), of(5.9, 6.0)
+    epoch["steps"] |= {"first": of(0.5, 1.0), "median": of(0.02, 0.03)}
     return make_record(content)
 
 
@@ -89,7 +86,6 @@ def test_both_are_started_in_turn_and_compared_round_by_round(tmp_path, monkeypa
 
     def run_baseline(framework, paths, num_processes):
         started.append((BASELINE, num_processes))
-        assert paths == [file]
         return {"elapsed_s": 3.0, "parts_s": {"Python": 0.5, f"import {framework}": 2.5}}
 
     monkeypatch.setattr(startup, "start_run", run)
@@ -116,7 +112,7 @@ def test_both_are_started_in_turn_and_compared_round_by_round(tmp_path, monkeypa
     assert rows[3:6] == ["Python", "import tensorflow", BASELINE]
 
 
-@pytest.mark.parametrize("num_bytes", [0, 1, 7, startup_baseline.BLOCK_BYTES + 5])
+@pytest.mark.parametrize("num_bytes", [0, 7, startup_baseline.BLOCK_BYTES + 5])
 def test_the_shares_of_a_file_are_all_of_it(tmp_path, num_bytes):
     path = tmp_path / "file"
     path.write_bytes(bytes(num_bytes))
@@ -125,14 +121,11 @@ def test_the_shares_of_a_file_are_all_of_it(tmp_path, num_bytes):
     assert max(shares) - min(shares) <= 1
 
 
-def test_the_baseline_says_when_it_was_done(tmp_path):
+def test_the_baseline_says_when_it_was_done_or_why_not(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"1,2\n")
     found = start_baseline("json", [path], 2)
     assert list(found["parts_s"]) == ["Python", "import json", "reading the files' bytes"]
     assert min(found["parts_s"].values()) >= 0
-
-
-def test_a_framework_that_cannot_be_imported_is_reported():
     with pytest.raises(RuntimeError, match="no_such_framework"):
         start_baseline("no_such_framework", [], 1)

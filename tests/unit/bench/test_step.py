@@ -37,14 +37,9 @@ def steps(compare):
 
     def steps(measure, benchmark="nt3", other=None, **conditions):
         tasks = []
-
-        def run(task, num_ranks):
-            tasks.append(task)
-            return measure(task, num_ranks)
-
         ours = Step(benchmark=benchmark, num_steps=3, **conditions)
         ours.other = other
-        report = compare(ours, run)
+        report = compare(ours, lambda task, num: tasks.append(task) or measure(task, num))
         shown = list(ours.render(report))
         lines = "\n".join(part for part in shown if isinstance(part, str))
         return report, tasks, lines, [part for part in shown if not isinstance(part, str)]
@@ -59,7 +54,7 @@ def slower(task, num_ranks, times=2.0):
 
 
 def test_plain_keras_is_measured_in_turn_with_ours(steps):
-    report, tasks, lines, _ = steps(slower, num_rounds=2)
+    report, tasks, lines, tables = steps(slower, num_rounds=2)
     assert [task.kernels for task in tasks] == ["fast", "plain", "plain", "fast"]
     assert [task.measures_machine for task in tasks] == [True, True, False, False]
     ours, plain = report["results"]
@@ -73,11 +68,14 @@ def test_plain_keras_is_measured_in_turn_with_ours(steps):
     assert ours["peak_bytes"] == 900
     assert "fast kernels" not in lines
     assert "bound of a rank: 120 ms" in lines
+    assert "weight" not in [table.columns[0].header for table in tables]
 
 
 def test_other_samples_of_a_benchmark_are_compared(steps):
-    _, tasks, *_ = steps(slower, "p1b3", num_rounds=1)
+    _, tasks, _, tables = steps(slower, "p1b3", num_rounds=1, by_weight=True)
     assert [task.inputs for task in tasks] == ["samples", "arrays", "merged"]
+    found = [table for table in tables if table.columns[0].header == "weight"]
+    assert [list(table.columns[0].cells) for table in found] == [["kernel", "bias"]] * 2
 
 
 def test_several_ranks_are_compared_with_one_process_and_with_no_allreduce(steps):
@@ -96,19 +94,21 @@ def test_several_ranks_are_compared_with_one_process_and_with_no_allreduce(steps
 
 
 @pytest.mark.parametrize(
-    ("change", "what"),
+    ("keras2", "change", "what"),
     [
-        ({"losses": [0.7, 0.6, 0.501]}, "loss"),
-        ({"losses": [0.7, 0.6, float("nan")]}, "loss"),
-        ({"updates": {"kernel": [0.1, -0.2, 0.21], "bias": [0.0, 0.01]}}, "update"),
+        (None, {"losses": [0.7, 0.6, 0.501]}, "loss"),
+        (None, {"losses": [0.7, 0.6, float("nan")]}, "loss"),
+        (None, {"updates": {"kernel": [0.1, -0.2, 0.21], "bias": [0.0, 0.01]}}, "update"),
+        ("/opt/keras2", {"losses": [0.7, 0.6, 0.501]}, "loss"),
     ],
 )
-def test_variants_that_train_another_model_are_not_compared(steps, change, what):
+def test_variants_that_train_another_model_are_not_compared(steps, keras2, change, what):
     def measure(task, num_ranks):
-        return [OUTCOME | change if task.kernels == "plain" else OUTCOME]
+        is_other = task.keras2 == keras2 and task.kernels == "plain"
+        return [OUTCOME | change if is_other else OUTCOME]
 
-    with pytest.raises(CandleError, match=f"plain Keras .*{what}"):
-        steps(measure)
+    with pytest.raises(CandleError, match=f"{'Keras 2' if keras2 else 'plain Keras'} .*{what}"):
+        steps(measure, keras2=keras2)
 
 
 def test_differences_are_relative_and_listed_by_weight():
@@ -133,13 +133,6 @@ def test_differences_are_relative_and_listed_by_weight():
     assert all(each["value"] is None for each in difference(OUTCOME, longer)["weights"])
 
 
-@pytest.mark.parametrize("by_weight", [False, True])
-def test_weights_are_listed_on_request(steps, by_weight):
-    *_, tables = steps(slower, by_weight=by_weight)
-    found = [table for table in tables if table.columns[0].header == "weight"]
-    assert [list(table.columns[0].cells) for table in found] == [["kernel", "bias"]] * by_weight
-
-
 @pytest.mark.parametrize(("flags", "num_deterministic"), [([], 2), (["--dropout", "0"], 0)])
 def test_keras_2_is_measured_in_turn(steps, flags, num_deterministic):
     report, tasks, lines, _ = steps(slower, num_rounds=1, flags=flags, keras2="/opt/keras2")
@@ -160,14 +153,6 @@ def test_keras_2_is_measured_in_turn(steps, flags, num_deterministic):
     assert ("without --dropout 0.1" in lines) == bool(num_deterministic)
 
 
-def test_keras_2_must_train_the_same_model(steps):
-    def measure(task, num_ranks):
-        return [OUTCOME | ({"losses": [0.7, 0.6, 0.501]} if task.keras2 else {})]
-
-    with pytest.raises(CandleError, match="Keras 2 trains a different model"):
-        steps(measure, keras2="/opt/keras2")
-
-
 def test_a_job_of_keras_2_finds_it_and_can_be_without_randomness(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/mine")
     flags = ["--cell_noise_sigma", "0.5"]
@@ -177,21 +162,6 @@ def test_a_job_of_keras_2_finds_it_and_can_be_without_randomness(monkeypatch):
     random = replace(task, is_random=True).bind(benchmark)
     assert benchmark.random_parameters(random) == ["dropout", "cell_noise_sigma"]
     assert benchmark.random_parameters(task.bind(benchmark)) == []
-
-
-@pytest.mark.parametrize(
-    ("flags", "conditions", "message"),
-    [
-        ([], {"num_ranks": 2}, "--np"),
-        ([], {"baseline": "none"}, "--baseline"),
-        (["--engine", "jax"], {}, "TensorFlow"),
-    ],
-)
-def test_keras_2_is_refused_where_it_is_no_peer(monkeypatch, flags, conditions, message):
-    monkeypatch.setattr(step, "choose_backend", lambda engine: engine)
-    flags = ["--size", "small", *flags]
-    with pytest.raises(ParameterError, match=message):
-        Step(benchmark="nt3", flags=flags, keras2="/opt/keras2", **conditions).prepare()
 
 
 EXPOSED_S = 0.3
@@ -238,10 +208,20 @@ def test_models_are_compared_within_an_environment_only(steps, jax):
     assert report["results"][-1]["variant"] == "plain Keras, other tensorflow"
 
 
-def test_one_engine_cannot_be_chosen_for_two_environments(jax):
-    ours = Step(benchmark="nt3", flags=["--size", "small", "--engine", "auto"])
-    ours.other = jax
-    with pytest.raises(ParameterError, match=r"--engine .* --compare_env"):
+@pytest.mark.parametrize(
+    ("flags", "conditions", "message"),
+    [
+        ([], {"keras2": "/opt/keras2", "num_ranks": 2}, "--np"),
+        ([], {"keras2": "/opt/keras2", "baseline": "none"}, "--baseline"),
+        (["--engine", "jax"], {"keras2": "/opt/keras2"}, "TensorFlow"),
+        (["--engine", "auto"], {"compare_env": "python"}, "--engine .* --compare_env"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(monkeypatch, jax, flags, conditions, message):
+    monkeypatch.setattr(step, "choose_backend", lambda engine: engine)
+    ours = Step(benchmark="nt3", flags=["--size", "small", *flags], **conditions)
+    ours.other = jax if ours.compare_env else None
+    with pytest.raises(ParameterError, match=message):
         ours.prepare()
 
 
