@@ -8,7 +8,7 @@ processes, one after the other.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,12 +18,7 @@ from candle_p1.bench import comm_report, harness
 from candle_p1.bench.comm_task import GRADIENT_BYTES, ONE_RANK, CommTask
 from candle_p1.bench.harness import Job, Measured, choose_names, option
 from candle_p1.bench.other_environment import OtherEnvironment
-from candle_p1.bench.transports import (
-    OPERATIONS,
-    TRANSPORTS,
-    choose_transports,
-    missing_packages,
-)
+from candle_p1.bench.transports import OPERATIONS, TRANSPORTS
 from candle_p1.distributed.comm import connect
 from candle_p1.distributed.launch_environment import launcher_variable
 from candle_p1.errors import EXIT_CODE, CandleError, ParameterError
@@ -34,13 +29,10 @@ from candle_p1.text import print_error
 if TYPE_CHECKING:
     from rich.table import Table
 
-LARGE_BYTES = 1 << 22
-"""Arrays of such sizes leave the caches, one after the other, and the bandwidth is fitted to those
-that are beyond all of them; so each size is twice the one before from here on, and four times
-below."""
-HUGE_BYTES = 1 << 28
-"""From here on there is also a size halfway to the next: where a library or its allocator changes
-below 512 MiB, there are still enough larger sizes for a bandwidth of their own."""
+LARGE_BYTES, HUGE_BYTES = 1 << 22, 1 << 28
+"""Sizes are each four times the one before, and from LARGE_BYTES on, where arrays leave the caches,
+twice, because the bandwidth is fitted to those that are beyond all caches. From HUGE_BYTES on there
+is also a size halfway to the next, for libraries that change below 512 MiB."""
 
 
 @dataclass(kw_only=True)
@@ -113,11 +105,11 @@ class Comm(harness.Comparison):
         return self.num_ranks is None and launcher_variable() is not None
 
     @cached_property
-    def other(self) -> OtherEnvironment | None:
+    def other(self) -> Any:
         """The other environment."""
-        return OtherEnvironment.of(self.compare_env) if self.compare_env else None
+        return self.compare_env and OtherEnvironment.of(self.compare_env)
 
-    @cached_property
+    @property
     def sizes(self) -> list[int]:
         """The sizes in bytes, close together where they are large."""
         if self.min_bytes > self.max_bytes:
@@ -128,11 +120,10 @@ class Comm(harness.Comparison):
         while size <= self.max_bytes:
             sizes += [size] if size < HUGE_BYTES else [size, size * 3 // 2]
             size *= 4 if size < LARGE_BYTES else 2
-        return [size for size in sizes if self.is_wanted(size)]
+        return self._within(sizes)
 
-    def is_wanted(self, num_bytes: int) -> bool:
-        """Returns whether a size is between the smallest and the largest one."""
-        return self.min_bytes <= num_bytes <= self.max_bytes
+    def _within(self, sizes: Iterable[int]) -> list[int]:
+        return [size for size in sizes if self.min_bytes <= size <= self.max_bytes]
 
     def task(self, *names: str) -> CommTask:
         """Returns what measures some transports."""
@@ -142,7 +133,7 @@ class Comm(harness.Comparison):
             transports=names,
             operations=[name for name in OPERATIONS if name in chosen],
             sizes=self.sizes,
-            gradients=list(filter(self.is_wanted, GRADIENT_BYTES.values())),
+            gradients=self._within(GRADIENT_BYTES.values()),
             seconds=self.seconds,
             overlaps=not self.no_overlap,
         )
@@ -152,14 +143,14 @@ class Comm(harness.Comparison):
         num_ranks = self.num_ranks or 2
         if num_ranks == 1:
             raise ParameterError(f"--np 1: {ONE_RANK}")
+        names = choose_transports(self.transport, one_process=self.is_launched)
         if self.is_launched:
-            names = choose_transports(self.transport, one_process=True)
             return [Job(", ".join(names), self.task(*names))]
-        here = [Job(n, self.task(n), num_ranks) for n in choose_transports(self.transport)]
+        here = [Job(name, self.task(name), num_ranks) for name in names]
         there = [
             Job(name, self.task(name), num_ranks, other=self.other)
             for name, kind in (TRANSPORTS.items() if self.other else ())
-            if missing_packages(name) and self.other and self.other.backend in kind.packages
+            if kind.missing() and self.other.backend in kind.packages
         ]
         return [*here, *there]
 
@@ -193,8 +184,8 @@ class Comm(harness.Comparison):
         settings = {name: each for found in outcomes for name, each in found["settings"].items()}
         points = [point for found in outcomes for point in found["points"]]
         limit_bytes = min(found["limit_bytes"] for found in outcomes)
-        wanted = {*self.sizes, *filter(self.is_wanted, GRADIENT_BYTES.values())}
-        missing = {name: missing_packages(name) for name in TRANSPORTS if name not in settings}
+        wanted = {*self.sizes, *self._within(GRADIENT_BYTES.values())}
+        missing = {n: kind.missing() for n, kind in TRANSPORTS.items() if n not in settings}
         return {
             "launched": self.is_launched,
             **{name: outcomes[0][name] for name in ("num_ranks", "num_nodes", "ranks_per_node")},
@@ -228,6 +219,40 @@ class Comm(harness.Comparison):
             except OSError as error:
                 raise ParameterError(f"{path}: {error.strerror}") from error
             yield f"{what}: {path}"
+
+
+def choose_transports(text: str | None, *, one_process: bool = False) -> list[str]:
+    """Returns the transports of a comma-separated list; None: all that are installed.
+
+    Horovod 0.28 can be started again, but crashes if its settings are set again
+    (horovod::common::ParameterManager), so one process can measure one transport of each library.
+
+    Raises:
+        ParameterError: One of them is not known or not installed, or they cannot all be measured in
+            one process where that is wanted.
+    """
+    names = [name for name, kind in TRANSPORTS.items() if not kind.missing()]
+    if text is not None:
+        names = choose_names(text, TRANSPORTS, "--transport")
+    elif not names:
+        raise ParameterError(
+            "no library of communication is installed: install candle-p1[cpu] or candle-p1[jax-mpi]"
+        )
+    for name in names:
+        if lacks := ", ".join(TRANSPORTS[name].missing()):
+            raise ParameterError(f"--transport {name}: not installed in this environment: {lacks}")
+    if not one_process:
+        return names
+    of_libraries: dict[tuple[str, ...], str] = {}
+    for name in names:
+        of_libraries.setdefault(TRANSPORTS[name].packages, name)
+    possible = list(of_libraries.values())
+    if text is not None and (more := [name for name in names if name not in possible]):
+        raise ParameterError(
+            f"--transport: {', '.join(more)}: the settings of Horovod cannot be changed within a"
+            " process, and a launcher has started this one: measure them with a command each"
+        )
+    return possible
 
 
 VERB = Comm

@@ -17,7 +17,7 @@ Computing 20(3), 1994.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import combinations, pairwise
 from math import inf, log10
@@ -26,55 +26,39 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from candle_p1.bench.harness import format_significant as _number
+from candle_p1.bench.harness import GIGA, format_significant, table
 from candle_p1.bench.transports import ALLREDUCE, OPERATIONS, TRANSPORTS
-from candle_p1.records.tables import empty_table
-from candle_p1.reports.drawing import (
-    COLORS,
-    LOOK,
-    MARKERS,
-    legend_below,
-    log_axis,
-    new_figure,
-    to_drawing,
-)
+from candle_p1.reports.drawing import COLORS, LOOK, Drawing, Mark, Panel, line_figure, to_drawing
 from candle_p1.reports.render import page_of, render_page
+from candle_p1.reports.statistics import Estimate
 from candle_p1.text import count
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from rich.table import Table
-
-    from candle_p1.reports.drawing import Drawing
 
 Floats = NDArray[np.float64]
 Fit = dict[str, Any]
 Report = Mapping[str, Any]
 
-MIN_SIZES = 3
-"""A line has two parameters, so fewer sizes leave nothing to estimate its error from."""
-LEAST_SPAN = 2
-"""The sizes of a range differ at least by this factor, so that their slope shows."""
-MAX_RANGES = 4
+MIN_SIZES, LEAST_SPAN, MAX_RANGES = 3, 2, 4
+"""The least number of sizes of a range, more than the two parameters of a line; the factor by which
+they differ at least, so that their slope shows; and the most ranges."""
 LARGE_RESIDUAL = 0.05
 """A line that misses a time by more than this does not hold for its size."""
-PANEL_INCHES = (5.0, 2.9)
-LEVEL_POINTS = 10
-"""The height of a row of labels."""
+MICRO, PERCENT = 1e-6, 0.01
 
 
 def fits(points: Sequence[Mapping[str, Any]], num_ranks: int) -> list[Fit]:
     """Returns the fit of every operation of every transport that has enough sizes."""
-    found = []
-    for which in dict.fromkeys((each["transport"], each["operation"]) for each in points):
-        chosen = [each for each in points if (each["transport"], each["operation"]) == which]
-        sizes, seconds = zip(*sorted((p["bytes"], p["mean_s"]) for p in chosen), strict=True)
-        fitted = fit(sizes, seconds)
-        if fitted is not None:
-            transport, operation = which
-            facts = {"transport": transport, "operation": operation, "num_ranks": num_ranks}
-            found.append(facts | fitted)
-    return found
+    times: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for each in points:
+        of_operation = times.setdefault((each["transport"], each["operation"]), [])
+        of_operation.append((each["bytes"], each["mean_s"]))
+    return [
+        {"transport": transport, "operation": operation, "num_ranks": num_ranks, **fitted}
+        for (transport, operation), found in times.items()
+        if (fitted := fit(*zip(*sorted(found), strict=True)))
+    ]
 
 
 def fit(sizes: Sequence[int], seconds: Sequence[float]) -> Fit | None:
@@ -91,14 +75,19 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> Fit | None:
     of_last = ("bandwidth_bytes_per_s", "bandwidth_ci95_bytes_per_s", "last_bytes")
     found = {key: lines[0][key] for key in of_first} | {key: lines[-1][key] for key in of_last}
     num_bytes, times = np.asarray(sizes, float), np.asarray(seconds)
-    model = found["latency_s"] + num_bytes / (found["bandwidth_bytes_per_s"] or inf)
     is_large = LEAST_SPAN * num_bytes >= sizes[-1]
     return found | {
         "measured_bytes_per_s": float(np.median((num_bytes / times)[is_large])),
         "largest_residual": max(line["largest_residual"] for line in lines),
-        "one_line_residual": float(np.abs(model / times - 1).max()),
+        "one_line_residual": float(np.abs(line_s(found, num_bytes) / times - 1).max()),
         "ranges": lines,
     }
+
+
+def line_s(line: Fit, num_bytes: Floats) -> Floats:
+    """Returns the times that a line says."""
+    times: Floats = line["latency_s"] + num_bytes / (line["bandwidth_bytes_per_s"] or inf)
+    return times
 
 
 def fit_lines(sizes: Sequence[int], seconds: Sequence[float]) -> list[Fit]:
@@ -109,33 +98,27 @@ def fit_lines(sizes: Sequence[int], seconds: Sequence[float]) -> list[Fit]:
     of squared relative residuals is least.
     """
     num_sizes = len(sizes)
-
-    @cache
-    def fitted(begin: int, end: int) -> tuple[Fit, float]:
-        return fit_line(sizes[begin:end], seconds[begin:end], is_first=begin == 0)
+    fitted = cache(lambda begin, end: fit_line(sizes[begin:end], seconds[begin:end], begin == 0))
 
     def is_long(begin: int, end: int) -> bool:
         return end - begin >= MIN_SIZES and sizes[end - 1] >= LEAST_SPAN * sizes[begin]
 
-    lines: list[Fit] = []
-    for num_ranges in range(1, max(1, min(MAX_RANGES, num_sizes // MIN_SIZES)) + 1):
-        divisions = [
-            list(pairwise((0, *inner, num_sizes)))
-            for inner in combinations(range(1, num_sizes), num_ranges - 1)
-        ]
-        if num_ranges > 1:
-            divisions = [each for each in divisions if all(is_long(*ends) for ends in each)]
+    lines = [fitted(0, num_sizes)[0]]
+    for num_ranges in range(2, min(MAX_RANGES, num_sizes // MIN_SIZES) + 1):
+        if all(line["largest_residual"] <= LARGE_RESIDUAL for line in lines):
+            break
+        ends = [(0, *cuts, num_sizes) for cuts in combinations(range(1, num_sizes), num_ranges - 1)]
+        divisions = [list(pairwise(each)) for each in ends]
+        divisions = [each for each in divisions if all(is_long(*ends) for ends in each)]
         if not divisions:
             break
         best = min(divisions, key=lambda ranges: sum(fitted(*ends)[1] for ends in ranges))
         lines = [fitted(*ends)[0] for ends in best]
-        if all(line["largest_residual"] <= LARGE_RESIDUAL for line in lines):
-            break
     return lines
 
 
 def fit_line(
-    sizes: Sequence[int], seconds: Sequence[float], *, is_first: bool = True
+    sizes: Sequence[int], seconds: Sequence[float], is_first: bool = True
 ) -> tuple[Fit, float]:
     """Returns the line with the least sum of squared relative residuals, and this sum.
 
@@ -146,12 +129,11 @@ def fit_line(
     """
     num_bytes, times = np.asarray(sizes, float), np.asarray(seconds, float)
     columns = np.stack([1 / times, num_bytes / times], axis=1)
-    best, errors = _solve(columns, [0, 1])
+    best, errors, misfit = _solve(columns, [0, 1])
     if best[1] < 0 or (is_first and best[0] < 0):
-        choices = [_solve(columns, [which]) for which in (0, 1)]
-        best, errors = min(choices, key=lambda found: _misfit(columns, found[0]))
+        best, errors, misfit = min(_solve(columns, [0]), _solve(columns, [1]), key=lambda x: x[2])
     elif not is_first and abs(best[0]) < errors[0]:
-        best, errors = _solve(columns, [1])
+        best, errors, misfit = _solve(columns, [1])
     (latency_s, slope), (latency_error_s, slope_error) = map(float, best), map(float, errors)
     least_s = 0.0 if is_first else -inf
     line = {
@@ -167,29 +149,24 @@ def fit_line(
         ),
         "largest_residual": float(np.abs(columns @ best - 1).max()),
     }
-    return line, _misfit(columns, best)
+    return line, misfit
 
 
-def _solve(columns: Floats, used: list[int]) -> tuple[Floats, Floats]:
+def _solve(columns: Floats, used: list[int]) -> tuple[Floats, Floats, float]:
     """Returns the least-squares solution for ones on the right, with only some parameters.
 
-    Also the half widths of its 95 % intervals, 0 where a parameter was set to 0.
+    Also the half widths of its 95 % intervals, 0 where a parameter was set to 0, and its misfit.
     """
     from scipy.stats import t
 
-    chosen = columns[:, used]
-    scale = np.linalg.norm(chosen, axis=0)  # latencies and slopes differ by many orders
+    scale = np.linalg.norm(columns[:, used], axis=0)  # latencies and slopes differ by many orders
+    scaled = columns[:, used] / scale
     found, widths = np.zeros(2), np.zeros(2)
-    found[used] = np.linalg.lstsq(chosen / scale, np.ones(len(columns)), rcond=None)[0] / scale
-    degrees = len(columns) - len(used)
-    inverse = np.linalg.pinv((chosen / scale).T @ (chosen / scale))
-    variance = _misfit(columns, found) / degrees if degrees else inf
-    widths[used] = t.ppf(0.975, max(1, degrees)) * np.sqrt(variance * np.diag(inverse)) / scale
-    return found, widths
-
-
-def _misfit(columns: Floats, found: Floats) -> float:
-    return float(np.square(columns @ found - 1).sum())
+    found[used] = np.linalg.lstsq(scaled, np.ones(len(columns)), rcond=None)[0] / scale
+    misfit, degrees = float(np.square(columns @ found - 1).sum()), len(columns) - len(used)
+    variances = misfit / degrees * np.diag(np.linalg.pinv(scaled.T @ scaled))
+    widths[used] = t.ppf(0.975, degrees) * np.sqrt(variances) / scale
+    return found, widths, misfit
 
 
 def _inverse(slope: float) -> float | None:
@@ -199,38 +176,35 @@ def _inverse(slope: float) -> float | None:
 def render(report: Report) -> Iterator[str | Table]:
     """Yields the lines and tables that show what was measured."""
     ranks, nodes = count(report["num_ranks"], "rank"), count(report["num_nodes"], "node")
+    results, measured = report["results"], report["transports"]
     yield f"communication of {ranks} on {nodes}"
-    for name, facts in report["transports"].items():
-        settings = ", ".join(
-            f"{key}={value}" for key, value in facts.items() if key not in ("what", "library")
-        )
+    for name, facts in measured.items():
+        others = (f"{k}={v}" for k, v in facts.items() if k not in ("what", "library"))
+        settings = ", ".join(others)
         yield f"{name}: {facts['what']}; {facts['library']}{settings and f' ({settings})'}"
     for name, missing in report["not_installed"].items():
         yield f"{name}: not measured, because not installed here: {', '.join(missing)}"
     for name, transport in TRANSPORTS.items():
         if transport.on_one_node and report["num_nodes"] > 1:
             yield f"{name}: not measured, because the ranks are on several nodes"
-    if report["launched"] and "horovod" in report["transports"]:
+    if report["launched"] and "horovod" in measured:
         yield (
             "horovod_fusion, horovod_paper: not measured in the processes that horovod was measured"
             " in, which cannot change its settings; name one of them in --transport"
         )
-    results = report["results"]
     for operation, kind in OPERATIONS.items():
-        for name in report["transports"]:
+        for name in measured:
             rows = [r for r in results if (r["operation"], r["transport"]) == (operation, name)]
             if rows:
                 explained = f" ({kind.explanation})" if kind.explanation else ""
-                yield _table(f"{name}: {kind.title}{explained}", rows, TIMES, 0)
+                yield table(rows, TIMES, f"{name}: {kind.title}{explained}")
     yield (
         "min, mean and max are over ranks, of two the first; each is the median over blocks of"
-        " calls, which begin after a barrier. Sizes and bandwidths are those of nccl-tests: bytes"
-        " are those of the whole array, also where each rank has a part of it; algorithm bandwidth"
-        " is bytes / mean; bus bandwidth is this times 2 (n - 1) / n for allreduce, (n - 1) / n for"
+        " calls. As with nccl-tests, bytes are those of the whole array; algorithm bandwidth is"
+        " bytes / mean; bus bandwidth is this times 2 (n - 1) / n for allreduce, (n - 1) / n for"
         " allgather and reduce-scatter, and 1 for the others"
     )
-    late = sum(each["stopped_by"] == "time" for each in results)
-    if late:
+    if late := sum(each["stopped_by"] == "time" for each in results):
         yield (
             f"~: {late} of {count(len(results), 'time')} did not get within 5 % of the mean in"
             f" {report['seconds']:g} s; --seconds gives them more"
@@ -242,95 +216,87 @@ def render(report: Report) -> Iterator[str | Table]:
             f" {report['limit_bytes']:,} bytes on all of its ranks: {sizes} bytes"
         )
     if report["overlaps"]:
-        yield _table("allreduce beside computing", report["overlaps"], OVERLAPS, 1)
+        yield table(report["overlaps"], OVERLAPS, "allreduce beside computing")
         yield (
-            "computing is a chain of products of matrices of 128 x 128 that takes about as long as"
-            " the allreduce alone, begun when it has begun; hidden is the part of the allreduce"
-            " that does not prolong it, as osu_iallreduce defines it"
+            "computing is a chain of products of matrices that takes about as long as the allreduce"
+            " alone; hidden is the part of the allreduce that does not prolong it, as"
+            " osu_iallreduce defines it"
         )
     if report["fits"]:
-        yield _table("fitted", report["fits"], FITS, 2)
+        yield table(report["fits"], FITS, "fitted")
         yield (
-            "fitted: time = latency + bytes / bandwidth, with least relative residuals, in up to"
-            " four ranges of sizes; the latency is that of the smallest sizes, the bandwidth that"
-            " of the largest; in brackets 95 % intervals. Measured, of large: the median of bytes /"
-            f" mean over the sizes from 1/{LEAST_SPAN} of the largest on"
+            "fitted: time = latency + bytes / bandwidth, in up to four ranges of sizes; the latency"
+            " is that of the smallest sizes, the bandwidth that of the largest; in brackets 95 %"
+            f" intervals. Measured, of large: the median of bytes / mean over the sizes from"
+            f" 1/{LEAST_SPAN} of the largest on"
         )
-        for each in report["fits"]:
-            if len(each["ranges"]) > 1:
-                title = f"{each['transport']}, {each['operation']}: ranges of sizes"
-                yield _table(title, each["ranges"], RANGES, 0)
+    for each in report["fits"]:
+        if len(each["ranges"]) > 1:
+            title = f"{each['transport']}, {each['operation']}: ranges of sizes"
+            yield table(each["ranges"], RANGES, title)
 
 
-def _table(title: str, rows: Sequence[Any], columns: Mapping[str, str], num_words: int) -> Table:
-    """Returns a table; the unit in a heading says in which one the values are shown."""
-    table = empty_table(title, *columns, num_words=num_words)
-    for row in rows:
-        table.add_row(*(_cell(row, heading, key) for heading, key in columns.items()))
-    return table
+def _mean_interval(row: Mapping[str, Any]) -> str:
+    """Returns the interval, with a ~ where it was not as narrow as it was to be."""
+    if not row["ci95_s"]:
+        return "too few repeats"
+    mark = "" if row["stopped_by"] == "precision" else "~"
+    return mark + " to ".join(format_significant(end / MICRO) for end in row["ci95_s"])
 
 
-def _cell(row: Mapping[str, Any], heading: str, key: str) -> str:
-    value = row[key]
-    unit = next((size for name, size in UNITS.items() if f"({name})" in heading), 1)
-    if key == "ci95_s":  # with a ~ where it was not as narrow as it was to be
-        mark = "" if row["stopped_by"] == "precision" else "~"
-        return (
-            mark + " to ".join(_number(end / unit) for end in value) if value else "too few repeats"
+def _fitted(name: str, unit: str, scale: float) -> Callable[[Mapping[str, Any]], str]:
+    """Returns a function that shows a parameter of a line with its interval."""
+
+    def cell(row: Mapping[str, Any]) -> str:
+        if row[f"{name}_{unit}"] is None:
+            return "not limited"
+        value, *ends = (
+            "?" if each is None else format_significant(each / scale)
+            for each in (row[f"{name}_{unit}"], *row[f"{name}_ci95_{unit}"])
         )
-    if key == "hidden_share":
-        return f"{100 * value:.0f}"
-    if isinstance(value, list):
-        return str(len(value))
-    if value is None and key == "bandwidth_bytes_per_s":
-        return "not limited"
-    if not isinstance(value, float):
-        return f"{value:,}" if isinstance(value, int) else value or ""
-    ends = row.get(INTERVALS.get(key, ""), ())
-    shown = ", ".join("?" if end is None else _number(end / unit) for end in ends)
-    return _number(value / unit) + (f" [{shown}]" if shown else "")
+        return f"{value} [{', '.join(ends)}]"
+
+    return cell
 
 
-INTERVALS = {
-    "latency_s": "latency_ci95_s",
-    "bandwidth_bytes_per_s": "bandwidth_ci95_bytes_per_s",
+TIMES: Any = {
+    "bytes": lambda row: f"{row['bytes']:,}",
+    "min\n(us)": ("min_s", MICRO),
+    "mean\n(us)": ("mean_s", MICRO),
+    "max\n(us)": ("max_s", MICRO),
+    "95 % interval\nof the mean (us)": _mean_interval,
+    "algorithm\n(GB/s)": ("algorithm_bytes_per_s", GIGA),
+    "bus\n(GB/s)": ("bus_bytes_per_s", GIGA),
+    "gradients\nof": lambda row: row["gradients_of"] or "",
 }
-UNITS = {"us": 1e-6, "GB/s": 1e9, "%": 0.01}
-TIMES = {
-    "bytes": "bytes",
-    "min\n(us)": "min_s",
-    "mean\n(us)": "mean_s",
-    "max\n(us)": "max_s",
-    "95 % interval\nof the mean (us)": "ci95_s",
-    "algorithm\n(GB/s)": "algorithm_bytes_per_s",
-    "bus\n(GB/s)": "bus_bytes_per_s",
-    "gradients\nof": "gradients_of",
-}
-OVERLAPS = {
+OVERLAPS: Any = {
     "transport": "transport",
-    "bytes": "bytes",
-    "allreduce\nalone (us)": "communication_s",
-    "computing\nalone (us)": "computing_s",
-    "both\n(us)": "together_s",
-    "exposed\n(us)": "exposed_s",
-    "hidden\n(%)": "hidden_share",
+    "bytes": lambda row: f"{row['bytes']:,}",
+    "allreduce\nalone (us)": ("communication_s", MICRO),
+    "computing\nalone (us)": ("computing_s", MICRO),
+    "both\n(us)": ("together_s", MICRO),
+    "exposed\n(us)": ("exposed_s", MICRO),
+    "hidden\n(%)": lambda row: f"{row['hidden_share'] / PERCENT:.0f}",
 }
-FITS = {
+LINE: Any = {
+    "latency\n(us)": _fitted("latency", "s", MICRO),
+    "bandwidth\n(GB/s)": _fitted("bandwidth", "bytes_per_s", GIGA),
+}
+RESIDUAL: Any = {"largest\nresidual (%)": ("largest_residual", PERCENT)}
+FITS: Any = {
     "transport": "transport",
     "operation": "operation",
-    "latency\n(us)": "latency_s",
-    "bandwidth\n(GB/s)": "bandwidth_bytes_per_s",
-    "measured, of\nlarge (GB/s)": "measured_bytes_per_s",
-    "ranges": "ranges",
-    "largest\nresidual (%)": "largest_residual",
-    "with one\nline (%)": "one_line_residual",
+    **LINE,
+    "measured, of\nlarge (GB/s)": ("measured_bytes_per_s", GIGA),
+    "ranges": lambda row: len(row["ranges"]),
+    **RESIDUAL,
+    "with one\nline (%)": ("one_line_residual", PERCENT),
 }
-RANGES = {
-    "from (bytes)": "first_bytes",
-    "to": "last_bytes",
-    "latency\n(us)": "latency_s",
-    "bandwidth\n(GB/s)": "bandwidth_bytes_per_s",
-    "largest\nresidual (%)": "largest_residual",
+RANGES: Any = {
+    "from (bytes)": lambda row: f"{row['first_bytes']:,}",
+    "to": lambda row: f"{row['last_bytes']:,}",
+    **LINE,
+    **RESIDUAL,
 }
 
 
@@ -341,63 +307,51 @@ def page(report: Report, drawn: Drawing) -> str:
 
 
 def figure(report: Report) -> Drawing:
-    """Returns a figure with a row for each operation, and in it a line for each transport."""
+    """Returns a figure with a row for each operation, and in it a line for each transport.
+
+    On the left are times, from those of the fastest rank to those of the slowest, with the fits; on
+    the right bus bandwidths. Those of the benchmarks' gradients are marked.
+    """
     import matplotlib as mpl
-
-    results = report["results"]
-    measured = {each["operation"] for each in results}
-    operations = [name for name in OPERATIONS if name in measured]
-    with mpl.rc_context(LOOK):
-        figure, plots = new_figure(2 * len(operations), 2, PANEL_INCHES)
-        for row, operation in enumerate(operations):
-            chosen = [each for each in results if each["operation"] == operation]
-            _draw(plots[2 * row : 2 * row + 2], operation, chosen, report)
-        legend_below(figure, *plots[::2])
-        return to_drawing(figure, "communication", "communication between ranks", "")
-
-
-def _draw(plots: Sequence[Axes], operation: str, results: Sequence[Any], report: Report) -> None:
-    """Draws the times and the bus bandwidths of an operation."""
     from matplotlib.ticker import EngFormatter, LogLocator
 
-    for i, transport in enumerate(report["transports"]):
-        mine = [each for each in results if each["transport"] == transport]
-        look: dict[str, Any] = {"color": COLORS[i], "marker": MARKERS[i], "markersize": 4, "lw": 1}
-        sizes = [each["bytes"] for each in mine]
-        label = transport if mine else "_"
-        plots[0].plot(sizes, [each["mean_s"] for each in mine], label=label, **look)
-        plots[1].plot(sizes, [each["bus_bytes_per_s"] for each in mine], **look)
-        least_s, most_s = [each["min_s"] for each in mine], [each["max_s"] for each in mine]
-        plots[0].vlines(sizes, least_s, most_s, COLORS[i], lw=2.5, alpha=0.4)
-        for fit in report["fits"]:
-            for line in fit["ranges"]:
-                if (fit["transport"], fit["operation"]) == (transport, operation):
-                    within = np.geomspace(line["first_bytes"], line["last_bytes"], 30)
-                    times = line["latency_s"] + within / (line["bandwidth_bytes_per_s"] or inf)
-                    plots[0].plot(within, times, ":", color=COLORS[i], lw=1.5, alpha=0.8)
-    first, last = min(each["bytes"] for each in results), max(each["bytes"] for each in results)
-    marks: dict[float, list[str]] = {}
+    measured = {each["operation"] for each in report["results"]}
+    operations = [name for name in OPERATIONS if name in measured]
+    panels = []
+    for operation in operations:
+        times: dict[str, list[Mark]] = {name: [] for name in report["transports"]}
+        rates: dict[str, list[Mark]] = {name: [] for name in report["transports"]}
+        for each in report["results"]:
+            if each["operation"] == operation:
+                name, rate = each["transport"], each["bus_bytes_per_s"]
+                ranks = Estimate(each["mean_s"], each["min_s"], each["max_s"], 0.5, (1,))
+                times[name].append(Mark(each["bytes"], ranks))
+                rates[name].append(Mark(each["bytes"], Estimate(rate, rate, rate, 0, (1,))))
+        title = OPERATIONS[operation].title
+        panels += [Panel(title, times, "time"), Panel(title, rates, "bus bandwidth")]
+    gradients: dict[float, list[str]] = {}
     for name, size in sorted(report["gradient_bytes"].items(), key=lambda item: item[1]):
-        if operation == ALLREDUCE and first <= size <= last:
-            marks.setdefault(round(log10(size), 1), []).append(name)  # almost the same size
-    for axes, quantity, unit in zip(plots, ("time", "bus bandwidth"), ("s", "B/s"), strict=True):
-        axes.set(xscale="log", xlim=(first / 1.5, last * 1.5), ylabel=quantity)
-        log_axis(axes)
-        axes.minorticks_off()
-        axes.yaxis.set_major_locator(LogLocator(numticks=12))
-        axes.xaxis.set_major_formatter(EngFormatter("B"))
-        axes.yaxis.set_major_formatter(EngFormatter(unit))
-        for level, (place, names) in enumerate(marks.items()):
-            axes.axvline(10**place, color="0.6", lw=0.8, ls="--", zorder=0)
-            axes.annotate(
-                ", ".join(names),
-                (10**place, 1),
-                (0, 3 + LEVEL_POINTS * level),  # each in a row of its own
-                xycoords=("data", "axes fraction"),
-                textcoords="offset points",
-                ha="center",
-                fontsize=8,
-                annotation_clip=False,
-            )
-        pad = 6 + LEVEL_POINTS * len(marks)
-        axes.set_title(OPERATIONS[operation].title, loc="left", pad=pad)
+        gradients.setdefault(round(log10(size), 1), []).append(name)  # almost the same size
+    with mpl.rc_context(LOOK):
+        drawn = line_figure(panels, columns=2, x_label="")
+        for number, axes in enumerate(drawn.axes):
+            axes.xaxis.set_major_locator(LogLocator())
+            axes.xaxis.set_major_formatter(EngFormatter("B"))
+            if axes.get_yscale() == "log":
+                axes.yaxis.set_major_locator(LogLocator(numticks=12))
+            axes.yaxis.set_major_formatter(EngFormatter("B/s" if number % 2 else "s"))
+            operation = operations[number // 2]
+            least, most = axes.get_xlim()
+            for level, (place, names) in enumerate(gradients.items()):
+                if operation == ALLREDUCE and least <= 10**place <= most:
+                    axes.axvline(10**place, color="0.6", lw=0.8, ls="--", zorder=0)
+                    text: Any = {"ha": "right", "va": "top", "fontsize": 8}
+                    height = 1 - 0.06 * level
+                    where = axes.get_xaxis_transform()
+                    axes.text(10**place, height, ", ".join(names), transform=where, **text)
+            for each in () if number % 2 else report["fits"]:
+                color = COLORS[list(report["transports"]).index(each["transport"])]
+                for line in each["ranges"] if each["operation"] == operation else ():
+                    within = np.geomspace(line["first_bytes"], line["last_bytes"], 30)
+                    axes.plot(within, line_s(line, within), ":", color=color, lw=1.5)
+        return to_drawing(drawn, "communication", "communication between ranks", "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter as clock_s
@@ -11,16 +11,20 @@ from typing import Any
 
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 
-from candle_p1.bench import transports
 from candle_p1.bench.harness import spread_of
 from candle_p1.bench.task import BenchTask, Outcome
 from candle_p1.bench.transports import (
+    ALLGATHER,
     ALLREDUCE,
+    ALLREDUCE_OF_16,
     ELEMENT_BYTES,
     OPERATIONS,
+    REDUCE_SCATTER,
     TRANSPORTS,
     Call,
+    Floats,
     Transport,
 )
 from candle_p1.distributed.comm import Communicator
@@ -38,16 +42,14 @@ MEMORY_SHARE = 0.5
 ARRAYS = 4
 """How many arrays of a size a rank has at most: what it gives, what it receives, and a library's
 copies of both."""
-NUM_BLOCKS = 20
-"""The time of a size is divided into about so many blocks."""
-LEAST_BLOCKS = 3
-"""However long a call takes: of three, one that was disturbed does not count."""
+NUM_BLOCKS, LEAST_BLOCKS = 20, 3
+"""Into how many blocks the time of a size is divided, and how many there are however long a call
+takes: of three, one that was disturbed does not count."""
 NUM_ROUNDS = 3
 """All sizes of an operation are timed in turn so often, each time for a part of the seconds: what
 slows the machine for a while falls on many sizes, and on a part of the times of each."""
-MAX_CALLS = 100_000
+MAX_CALLS = MAX_PRODUCTS = 100_000
 LARGE_ELEMENTS = 1 << 20
-MAX_PRODUCTS = 100_000
 PROBED_PRODUCTS = 16
 """How many products are timed to find out how many take as long as an allreduce."""
 GRADIENT_BYTES = {
@@ -59,6 +61,67 @@ GRADIENT_BYTES = {
 """The gradients of one step, in float32, of each benchmark with its default network and CANDLE's
 data: 4 bytes times the 29.5, 30.1, 154.9 and 244.4 million parameters."""
 ONE_RANK = "ranks that communicate are at least two"
+
+PERIOD = 251
+"""Arrays repeat after so many elements; a prime, so that no block of an algorithm divides it."""
+CHUNK = 1 << 16
+"""Arrays are filled and compared in parts of so many elements, which stay in the cache."""
+PATTERN = np.resize(np.arange(PERIOD, dtype=np.float32), CHUNK + PERIOD)
+TOLERANCE = 1e-5
+"""What is received may differ from what is expected by this share of it, for rounding."""
+
+
+def given(operation: str, rank: int, num_ranks: int, num_elements: int) -> Floats:
+    """Returns the array that a rank contributes: integers, whose sums are exact.
+
+    `num_elements` is that of the whole array; see Operation.num_elements.
+    """
+    num = num_elements // num_ranks if operation == ALLGATHER else num_elements
+    values = np.empty(num, np.float32)
+    for part, of_part in _parts(rank, num):
+        values[part] = of_part
+    return values
+
+
+def is_expected(
+    received: NDArray[Any],
+    operation: str,
+    rank: int,
+    num_ranks: int,
+    num_elements: int,
+    *,
+    source: int = 0,
+    averages: bool = False,
+) -> bool:
+    """Returns whether a rank has received what follows from `given`, to rounding.
+
+    For `source` see Call; `averages` says whether the transport averages in an allreduce.
+    """
+    length = num_elements // num_ranks if OPERATIONS[operation].is_divided else num_elements
+    if received.shape != (length if operation == REDUCE_SCATTER else num_elements,):
+        return False
+    is_allreduce = operation in (ALLREDUCE, ALLREDUCE_OF_16)
+    factor, others, first, sources = 1, 0, 0, [source]
+    if is_allreduce or operation == REDUCE_SCATTER:  # the sum is of rank 0's values
+        factor, others = num_ranks, sum(each % PERIOD for each in range(num_ranks))
+        first, sources = rank * length if operation == REDUCE_SCATTER else 0, [0]
+    elif operation == ALLGATHER:
+        sources = list(range(num_ranks))
+    divisor = num_ranks if averages and is_allreduce else 1
+    for number, of_rank in enumerate(sources):
+        mine = received[number * length :]
+        for part, values in _parts(of_rank, length, first):
+            wanted = (values * factor + others) / divisor
+            if not np.all(np.abs(mine[part] - wanted) <= TOLERANCE * wanted):  # nor is NaN
+                return False
+    return True
+
+
+def _parts(rank: int, num: int, first: int = 0) -> Iterator[tuple[slice, Floats]]:
+    """Yields the elements that a rank contributes, from the first on, in parts of CHUNK."""
+    for begin in range(0, num, CHUNK):
+        end, place = min(begin + CHUNK, num), (first + begin) % PERIOD
+        yield slice(begin, end), PATTERN[place : place + end - begin] + np.float32(rank % PERIOD)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +153,8 @@ class CommTask(BenchTask):
                 " ranks with the machine's launcher"
             )
         one_node = comm.num_nodes == 1
-        possible = [
-            name for name in self.transports if one_node or not TRANSPORTS[name].on_one_node
-        ]
+        chosen = [TRANSPORTS[name] for name in self.transports]
+        possible = [kind for kind in chosen if one_node or not kind.on_one_node]
         if not possible:
             raise ParameterError(
                 f"--transport {', '.join(self.transports)}: the ranks are on {comm.num_nodes}"
@@ -101,15 +163,14 @@ class CommTask(BenchTask):
         limit_bytes, settings = memory_for_an_array(comm), {}
         points: list[Outcome] = []
         overlaps: list[Outcome] = []
-        for name in possible:
-            transport = transports.make_transport(name, comm)
-            settings[name] = transport.start()
+        for transport in (kind(comm) for kind in possible):
+            settings[transport.name] = transport.start()
             mine: list[Outcome] = []
             for operation in OPERATIONS:
                 if operation in self.operations and operation in transport.operations:
-                    mine += self.points(name, transport, operation, limit_bytes)
+                    mine += self.points(transport, operation, limit_bytes)
+            smallest, largest = OVERLAP_BYTES
             for point in mine if self.overlaps else ():
-                smallest, largest = OVERLAP_BYTES
                 if point["operation"] == ALLREDUCE and smallest <= point["bytes"] <= largest:
                     overlaps.append(self.overlap(transport, point))
                     gc.collect()
@@ -126,9 +187,7 @@ class CommTask(BenchTask):
             "overlaps": overlaps,
         }
 
-    def points(
-        self, name: str, transport: Transport, operation: str, limit_bytes: int
-    ) -> list[Outcome]:
+    def points(self, transport: Transport, operation: str, limit_bytes: int) -> list[Outcome]:
         """Returns the times of an operation for all sizes, ascending; collective."""
         kind, comm = OPERATIONS[operation], transport.comm
         wanted = {*self.sizes, *(self.gradients if operation == ALLREDUCE else ())}
@@ -136,24 +195,24 @@ class CommTask(BenchTask):
         timers: dict[int, Timer] = {}
         for _ in range(NUM_ROUNDS):
             for num in sorted(numbers):
-                values = transports.given(operation, comm.rank, comm.size, num)
+                values = given(operation, comm.rank, comm.size, num)
                 call = transport.prepare(operation, values)
                 call.run()
                 if num not in timers:
-                    _check(name, transport, operation, num, call)
-                    timers[num] = Timer(comm, call.num_messages, is_timed=call.is_timed)
+                    _check(transport, operation, num, call)
+                    timers[num] = Timer(comm, call)
                 timers[num].time(call.run, self.seconds / NUM_ROUNDS, self.seconds / NUM_BLOCKS)
                 if num > LARGE_ELEMENTS:
                     del values, call
                     gc.collect()  # TensorFlow's functions hold their arrays in cycles
         names = {size: benchmark for benchmark, size in GRADIENT_BYTES.items()}
         found = []
-        for num in sorted(numbers):
-            num_bytes, times = num * ELEMENT_BYTES, timers[num].times()
+        for num, timer in sorted(timers.items()):
+            num_bytes, times = num * ELEMENT_BYTES, timer.times()
             rate = num_bytes / times["mean_s"]
             found.append(
                 {
-                    "transport": name,
+                    "transport": transport.name,
                     "operation": operation,
                     "bytes": num_bytes,
                     **times,
@@ -172,15 +231,17 @@ class CommTask(BenchTask):
         """
         comm, alone_s = transport.comm, point["mean_s"]
         num_elements = point["bytes"] // ELEMENT_BYTES
-        values = transports.given(ALLREDUCE, comm.rank, comm.size, num_elements)
-        overlap = transport.overlap(values)
-        overlap.together(PROBED_PRODUCTS)
-        overlap.compute(PROBED_PRODUCTS)
-        probed_s = timed(lambda: overlap.compute(PROBED_PRODUCTS), comm, self.seconds / 10)
-        product_s = probed_s["mean_s"] / PROBED_PRODUCTS
+        compute, together = transport.overlap(given(ALLREDUCE, comm.rank, comm.size, num_elements))
+
+        def mean_s(work: Callable[[int], Any], num: int, seconds: float) -> float:
+            return float(timed(lambda: work(num), comm, seconds)["mean_s"])
+
+        together(PROBED_PRODUCTS)
+        compute(PROBED_PRODUCTS)
+        product_s = mean_s(compute, PROBED_PRODUCTS, self.seconds / 10) / PROBED_PRODUCTS
         num = max(1, min(MAX_PRODUCTS, round(alone_s / product_s)))
-        computing_s = timed(lambda: overlap.compute(num), comm, self.seconds)["mean_s"]
-        together_s = timed(lambda: overlap.together(num), comm, self.seconds)["mean_s"]
+        computing_s = mean_s(compute, num, self.seconds)
+        together_s = mean_s(together, num, self.seconds)
         return {
             "transport": point["transport"],
             "bytes": point["bytes"],
@@ -199,17 +260,16 @@ def memory_for_an_array(comm: Communicator) -> int:
     return int(-comm.allreduce_max(np.array([-mine]))[0])
 
 
-def _check(name: str, transport: Transport, operation: str, num_elements: int, call: Call) -> None:
+def _check(transport: Transport, operation: str, num_elements: int, call: Call) -> None:
     """Raises DistributedError if what the first call has transferred is wrong; collective."""
     comm, received = transport.comm, call.received()
     which = (operation, comm.rank, comm.size, num_elements)
     how: Any = {"source": call.source, "averages": transport.averages}
-    is_wrong = received is not None and not transports.is_expected(received, *which, **how)
-    wrong = comm.first(comm.rank if is_wrong else None)
-    if wrong:
+    is_wrong = received is not None and not is_expected(received, *which, **how)
+    if wrong := comm.first(comm.rank if is_wrong else None):
         raise DistributedError(
-            f"{name}: {OPERATIONS[operation].title} of {num_elements * ELEMENT_BYTES} bytes: rank"
-            f" {wrong[0]} has received other values than were sent"
+            f"{transport.name}: {OPERATIONS[operation].title} of {num_elements * ELEMENT_BYTES}"
+            f" bytes: rank {wrong[0]} has received other values than were sent"
         ).on_all_ranks()
 
 
@@ -220,10 +280,10 @@ class Timer:
     number of messages of a call; not all ranks' may count.
     """
 
-    def __init__(self, comm: Communicator, num_messages: int = 1, *, is_timed: bool = True) -> None:
-        self._comm, self._num_messages, self._is_timed = comm, num_messages, is_timed
-        self._num_ranks = int(comm.allreduce_sum(np.array([is_timed], np.int64))[0])
-        self._num_calls = 0
+    def __init__(self, comm: Communicator, call: Call) -> None:
+        self._comm, self._num_messages, self._is_timed = comm, call.num_messages, call.is_timed
+        self._num_ranks = int(comm.allreduce_sum(np.array([call.is_timed], np.int64))[0])
+        self._num_calls = 1
         self._blocks: list[tuple[float, float, float]] = []
 
     def time(self, run: Callable[[], Any], seconds: float, block_s: float) -> None:
@@ -232,15 +292,13 @@ class Timer:
         The first time, the warm-up is a single call and then a whole block, if it has more; they
         tell how many calls a block of `block_s` should have. `run` must have been called before.
         """
-        if self._num_calls:
-            self._block(run)
-        else:
-            self._num_calls = 1
-            for _ in range(2):
-                slowest_s = self._block(run)[2]
+        is_first = not self._blocks
+        for _ in range(1 + is_first):
+            slowest_s = self._block(run)[2]
+            if is_first:
                 self._num_calls = max(1, min(MAX_CALLS, int(block_s / slowest_s)))
-                if self._num_calls == 1:
-                    break
+            if self._num_calls == 1:
+                break
         num_blocks, spent_s = 0, 0.0
         while num_blocks < LEAST_BLOCKS or (spent_s < seconds and not self._is_precise):
             self._blocks.append(self._block(run))
@@ -285,10 +343,8 @@ class Timer:
         return -float(least), float(total) / self._num_ranks, float(most)
 
 
-def timed(
-    run: Callable[[], Any], comm: Communicator, seconds: float, num_messages: int = 1
-) -> Outcome:
+def timed(run: Callable[[], Any], comm: Communicator, seconds: float) -> Outcome:
     """Returns the times of calls that are timed without a pause; collective. See `Timer.time`."""
-    timer = Timer(comm, num_messages)
+    timer = Timer(comm, Call(run))
     timer.time(run, seconds, seconds / NUM_BLOCKS)
     return timer.times()

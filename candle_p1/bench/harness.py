@@ -301,7 +301,7 @@ def plain_table(*columns: str) -> Table:
     return found
 
 
-def table(rows: Sequence[Mapping[str, Any]], columns: Columns) -> Table:
+def table(rows: Sequence[Mapping[str, Any]], columns: Columns, title: str | None = None) -> Table:
     """Returns a table of one or more results.
 
     A column has under its heading, in which "{spread}" stands for what `interval` shows, a key of
@@ -310,6 +310,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Columns) -> Table:
     """
     kind = spread(rows[0])
     found = plain_table(*(heading.replace("{spread}", kind) for heading in columns))
+    found.title = title
     for row in rows:
         found.add_row(*(_cell(row, of) for of in columns.values()))
     return found

@@ -1,4 +1,4 @@
-"""Transports: the libraries through which ranks exchange arrays, and which arrays, to be timed.
+"""Transports: the libraries through which ranks exchange arrays, and their operations.
 
 Sizes and bandwidths are those of NVIDIA's nccl-tests (doc/PERFORMANCE.md there): the size of an
 allgather or a reduce-scatter is that of the whole array, of which each rank has one part. The
@@ -7,27 +7,40 @@ times a factor of the operation and the number of ranks, with which it becomes t
 slowest link of a ring, whatever the number of ranks. OSU's benchmarks name the same times by
 the size of one rank's part.
 
-A transport is a class in candle_p1.bench.transport_libraries, and one entry of TRANSPORTS.
+A transport is a class and an entry of TRANSPORTS.
 """
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from itertools import count, cycle
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from candle_p1.bench.harness import choose_names
-from candle_p1.distributed.comm import Communicator
-from candle_p1.errors import ParameterError
+from candle_p1.distributed import devices
+from candle_p1.distributed.backend import choose_backend
+from candle_p1.distributed.comm import Attempt, Communicator
+from candle_p1.distributed.engines.engine import HOROVOD
+from candle_p1.distributed.engines.horovod import (
+    HOROVOD_DEFAULTS,
+    SHARED_MEMORY,
+    HorovodEngine,
+)
+from candle_p1.distributed.engines.jax import AXIS, JaxEngine
+from candle_p1.distributed.mpi_library import describe_version
+from candle_p1.distributed.node_memory import NodeMemory
 
 Floats = NDArray[np.float32]
+Overlap = tuple[Callable[[int], Any], Callable[[int], Any]]
+"""Two functions: one computes so many products of matrices, one after the other; the other does the
+same beside an allreduce, which begins before it."""
 
 ALLREDUCE, ALLREDUCE_OF_16 = "allreduce", "allreduce_of_16"
 BROADCAST, ALLGATHER, REDUCE_SCATTER = "broadcast", "allgather", "reduce_scatter"
@@ -37,18 +50,16 @@ NUM_TENSORS = 16
 step are: fusion and cycle time make a difference only where there are several."""
 ELEMENT_BYTES = 4
 """Gradients are float32."""
-PERIOD = 251
-"""Arrays repeat after so many elements; a prime, so that no block of an algorithm divides it."""
-CHUNK = 1 << 16
-"""Arrays are filled and compared in parts of so many elements, which stay in the cache."""
-TOLERANCE = 1e-5
-"""What is received may differ from what is expected by this share of it, for rounding."""
-PRODUCT_SIZE = 128
-"""The edge of the matrices whose products are computed at the same time."""
-SMALL_SIZE = 32
-"""That of matrices whose products stay in one thread."""
-FUSION, CYCLE = "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME"
-"""Horovod's variables, in bytes and ms."""
+PRODUCT_SIZE, SMALL_SIZE = 128, 32
+"""The edges of the matrices that are multiplied, and of those whose products stay in one thread."""
+WINDOW_BYTES = 1 << 22
+MAX_WINDOW, MIN_WINDOW = 64, 4
+"""Messages of a STREAM that are under way at a time: 64 as in osu_bw, fewer if they are large."""
+ONES = np.ones((PRODUCT_SIZE, PRODUCT_SIZE), np.float32)
+MEAN = ONES / np.float32(PRODUCT_SIZE)
+"""What is multiplied with each other: the products are ONES again."""
+PATIENCE_S = 300
+"""How long ranks wait for one of them before an operation on shared memory ends with an error."""
 
 
 class Operation(NamedTuple):
@@ -99,10 +110,10 @@ OPERATIONS = {
     ),
 }
 """The operations by name, in the order in which they are measured."""
+OF_ENGINES = (ALLREDUCE, ALLREDUCE_OF_16, BROADCAST, ALLGATHER, REDUCE_SCATTER)
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """An operation on an array, ready to be timed; all ranks call it the same number of times.
 
     `run` does it once, and returns when this rank's part is complete; `received` returns what this
@@ -111,36 +122,36 @@ class Call:
     """
 
     run: Callable[[], Any]
-    received: Callable[[], NDArray[Any] | None]
+    received: Callable[[], NDArray[Any] | None] = lambda: None
     source: int = 0
     num_messages: int = 1
     is_timed: bool = True
 
 
-class Overlap(NamedTuple):
-    """An allreduce beside computing, ready to be timed.
-
-    `compute` computes so many products of matrices, one after the other; `together` does the same,
-    and an allreduce that begins before it and may go on meanwhile.
-    """
-
-    compute: Callable[[int], Any]
-    together: Callable[[int], Any]
-
-
 class Transport(ABC):
     """A library that transfers arrays between ranks, at least two; all must call its methods.
 
-    It sets environment variables before its library starts.
+    Attributes:
+        operations: Those that it offers, as far as training uses it for them.
+        averages: Whether an allreduce returns the mean and not the sum, as gradients are averaged.
+        variables: Environment variables that it sets before its library starts.
     """
 
-    operations: Sequence[str]
-    """The names of those that it offers, as far as training uses it for them."""
-    averages = True
-    """Whether an allreduce returns the mean and not the sum, as gradients are averaged."""
+    name: ClassVar[str]
+    what: ClassVar[str]
+    packages: ClassVar[tuple[str, ...]]
+    operations: Sequence[str] = OF_ENGINES
+    averages: ClassVar[bool] = True
+    variables: ClassVar[Mapping[str, str]] = {}
+    on_one_node: ClassVar[bool] = False
 
-    def __init__(self, comm: Communicator, variables: Mapping[str, str]) -> None:
-        self.comm, self.variables = comm, variables
+    def __init__(self, comm: Communicator) -> None:
+        self.comm = comm
+
+    @classmethod
+    def missing(cls) -> list[str]:
+        """Returns the packages that it needs and that are not installed."""
+        return [package for package in cls.packages if find_spec(package) is None]
 
     @abstractmethod
     def start(self) -> dict[str, Any]:
@@ -158,167 +169,349 @@ class Transport(ABC):
         """Returns an allreduce of an array beside computing."""
 
 
-class TransportKind(NamedTuple):
-    """What must be known of a transport before its library is imported.
+class Mpi(Transport):
+    """Calls MPI with numpy's arrays, as candle_p1.distributed.comm does."""
 
-    `class_name` is that of a class in candle_p1.bench.transport_libraries.
+    name = "mpi"
+    what = "MPI on buffers, as the data of loading and all small messages go"
+    packages = ("mpi4py",)
+    operations: Sequence[str] = tuple(name for name in OPERATIONS if name != ALLREDUCE_OF_16)
+    averages = False
+
+    def start(self) -> dict[str, Any]:
+        """Duplicates the communicator, so that no other message is in the way; collective."""
+        from mpi4py import MPI
+
+        self._mpi = MPI
+        self._ranks = MPI.COMM_WORLD.Dup()
+        self._places = places(self.comm)
+        if ON_NODE not in self._places:
+            self.operations = tuple(name for name in self.operations if name != ON_NODE)
+        return {"library": describe_version(MPI.Get_library_version())}
+
+    def stop(self) -> None:
+        self._ranks.Free()
+
+    def prepare(self, operation: str, values: Floats) -> Call:
+        """Returns a call; buffers are allocated once, as Open MPI's own cache assumes."""
+        if operation in self._places:
+            return self._between(operation, values)
+        ranks, num_ranks, total = self._ranks, self.comm.size, self._mpi.SUM
+        if operation == BROADCAST:
+            # The root goes round, as in Intel's MPI benchmarks: a root that is always the same
+            # would run ahead of the others.
+            roots = cycle(range(num_ranks))
+            return Call(lambda: ranks.Bcast(values, root=next(roots)), lambda: values)
+        length = {ALLGATHER: len(values) * num_ranks, REDUCE_SCATTER: len(values) // num_ranks}
+        into = np.empty(length.get(operation, len(values)), values.dtype)
+        run = {
+            ALLREDUCE: lambda: ranks.Allreduce(values, into, op=total),
+            ALLGATHER: lambda: ranks.Allgather(values, into),
+            REDUCE_SCATTER: lambda: ranks.Reduce_scatter_block(values, into, op=total),
+        }[operation]
+        return Call(run, lambda: into)
+
+    def overlap(self, values: Floats) -> Overlap:
+        """Returns MPI_Iallreduce, products, and MPI_Wait, as in osu_iallreduce."""
+        into, compute = np.empty_like(values), multiplier()
+
+        def together(num_products: int) -> None:
+            request = self._ranks.Iallreduce(values, into, op=self._mpi.SUM)
+            compute(num_products)
+            request.Wait()
+
+        return compute, together
+
+    def _between(self, operation: str, values: Floats) -> Call:
+        """Returns a round trip between two ranks, or a STREAM from one to the other."""
+        (first, second), ranks, mine = self._places[operation], self._ranks, self.comm.rank
+        into, answer = np.empty_like(values), np.empty(1, np.float32)
+        window = min(MAX_WINDOW, max(MIN_WINDOW, WINDOW_BYTES // values.nbytes))
+
+        def ping() -> None:
+            ranks.Send(values, second)
+            ranks.Recv(into, second)
+
+        def pong() -> None:
+            ranks.Recv(into, first)
+            ranks.Send(into, first)
+
+        def send() -> None:
+            requests = [ranks.Isend(values, second) for _ in range(window)]
+            self._mpi.Request.Waitall(requests)
+            ranks.Recv(answer, second)
+
+        def receive() -> None:
+            for _ in range(window):
+                ranks.Recv(into, first)
+            ranks.Send(answer, first)
+
+        is_stream = operation == STREAM
+        runs = {first: send, second: receive} if is_stream else {first: ping, second: pong}
+        receives = mine == second or (mine == first and not is_stream)
+        # The second rank's last message may still be on its way when it has sent it.
+        return Call(
+            runs.get(mine, lambda: None),
+            lambda: into if receives else None,
+            first,
+            num_messages=window if is_stream else 2,
+            is_timed=mine == first,
+        )
+
+
+def places(comm: Communicator) -> Mapping[str, tuple[int, int]]:
+    """Returns the two ranks of each operation from point to point; collective.
+
+    There is ON_NODE only if there are several nodes, one of which has several ranks.
     """
+    found = {POINT_TO_POINT: (0, comm.size - 1), STREAM: (0, comm.size - 1)}
+    if comm.num_nodes > 1:
+        seconds = comm.first(comm.rank if comm.local_rank == 1 else None)
+        firsts = comm.collect(comm.node if comm.local_rank == 0 else None)
+        if seconds:
+            node = comm.broadcast(comm.node, seconds[0])
+            first = next(rank for rank, of_node in firsts if of_node == node)
+            found[ON_NODE] = (first, seconds[0])
+    return found
 
-    class_name: str
-    packages: tuple[str, ...]
-    what: str
-    variables: Mapping[str, str] = {}
-    on_one_node: bool = False
+
+def multiplier() -> Callable[[int], None]:
+    """Returns a function that computes so many products of matrices in this thread, with numpy.
+
+    Each has the operations of one of PRODUCT_SIZE, but is a stack of products so small that no
+    library of linear algebra divides them among threads.
+    """
+    num, size = (PRODUCT_SIZE // SMALL_SIZE) ** 3, SMALL_SIZE
+    left = np.ones((num, size, size), np.float32)
+    mean, into = np.full((size, size), 1 / size, np.float32), np.empty_like(left)
+
+    def compute(num_products: int) -> None:
+        for _ in range(num_products):
+            np.matmul(left, mean, out=into)
+
+    return compute
 
 
-OF_HOROVOD = ("mpi4py", "tensorflow", "horovod")
-TRANSPORTS = {
-    "mpi": TransportKind(
-        "MpiTransport",
-        ("mpi4py",),
-        "MPI on buffers, as the data of loading and all small messages go",
-    ),
-    "shared_memory": TransportKind(
-        "SharedMemoryTransport",
-        ("mpi4py", "tensorflow"),
-        "memory that the ranks of a node share, as gradients are averaged on the CPUs of one node",
-        on_one_node=True,
-    ),
-    "horovod": TransportKind(
-        "HorovodTransport",
-        OF_HOROVOD,
-        "Horovod as a run sets it: no fusion, cycle time 1 ms, unless its variables say otherwise",
-    ),
-    "horovod_fusion": TransportKind(
-        "HorovodTransport",
-        OF_HOROVOD,
-        "Horovod's own defaults, as with --deterministic False: fusion to 128 MiB, cycle time 1 ms",
-        {FUSION: str(128 << 20), CYCLE: "1"},
-    ),
-    "horovod_paper": TransportKind(
-        "HorovodTransport",
-        OF_HOROVOD,
-        "Horovod's defaults when the paper was written: fusion to 64 MiB, cycle time 5 ms",
-        {FUSION: str(64 << 20), CYCLE: "5"},
-    ),
-    "jax": TransportKind(
-        "JaxTransport",
-        ("mpi4py", "jax"),
-        "XLA's collectives within a compiled program: Gloo on CPUs, NCCL or RCCL on GPUs",
-    ),
+def _split(operation: str, values: Floats) -> list[Floats]:
+    return np.array_split(values, NUM_TENSORS) if operation == ALLREDUCE_OF_16 else [values]
+
+
+class EngineTransport(Transport):
+    """The library of an engine, on the device that a run has."""
+
+    engine: ClassVar[type[Any]]
+    backend: ClassVar[str]
+
+    def start(self) -> dict[str, Any]:
+        """Limits the backend to this rank's device, and starts what operates, as a run does."""
+        os.environ.update(self.variables)
+        Attempt(lambda: choose_backend(self.engine.name)).agree(self.comm)
+        engine = self.engine(self.comm, self.backend)
+        device = devices.configure(self.comm, engine)
+        self._is_gpu = device.is_gpu
+        return {"device": device.name, "threads": device.threads, **self.start_engine(engine)}
+
+    @abstractmethod
+    def start_engine(self, engine: Any) -> dict[str, Any]:
+        """Starts what operates; returns its settings and version."""
+
+
+class Horovod(EngineTransport):
+    """Calls compiled functions of TensorFlow that have one of Horovod's operations alone."""
+
+    name = "horovod"
+    what = (
+        "Horovod as a run sets it: no fusion, cycle time 1 ms, unless its variables say otherwise"
+    )
+    packages: ClassVar[tuple[str, ...]] = ("mpi4py", "tensorflow", "horovod")
+    engine, backend = HorovodEngine, "tensorflow"
+
+    def __init__(self, comm: Communicator) -> None:
+        super().__init__(comm)
+        self._names = count()
+
+    def start_engine(self, engine: Any) -> dict[str, Any]:
+        settings: dict[str, Any] = engine.start(averaging=HOROVOD)["settings"]
+        import horovod.tensorflow as hvd
+        import tensorflow as tf
+
+        self._hvd = hvd
+        return {"library": f"Horovod {version('horovod')}, TensorFlow {tf.__version__}", **settings}
+
+    def stop(self) -> None:
+        """Shuts Horovod down: its thread would disturb what is measured next."""
+        self._hvd.shutdown()
+
+    def operate(self, operation: str, tensor: Any, name: str, after: Sequence[Any] = ()) -> Any:
+        """Returns the result of an operation in a graph, after another result if there is one."""
+        hvd = self._hvd
+        call = {
+            BROADCAST: partial(hvd.broadcast, root_rank=0),
+            ALLGATHER: hvd.allgather,
+            REDUCE_SCATTER: partial(hvd.reducescatter, op=hvd.Sum),
+        }.get(operation, partial(hvd.allreduce, op=hvd.Average))
+        return call(tensor, name=name)
+
+    def prepare(self, operation: str, values: Floats) -> Call:
+        import tensorflow as tf
+
+        tensors = [tf.constant(part) for part in _split(operation, values)]
+        names = [f"{operation}.{next(self._names)}" for _ in tensors]
+
+        def operate_all() -> list[Any]:
+            results: list[Any] = []
+            for tensor, name in zip(tensors, names, strict=True):
+                results.append(self.operate(operation, tensor, name, results[-1:]))
+            return results
+
+        call: Any = tf.function(operate_all)
+        last: list[Any] = []
+
+        def run() -> None:
+            last[:] = call()
+            self._await(last)
+
+        return Call(run, lambda: np.concatenate([np.asarray(each) for each in last]))
+
+    def overlap(self, values: Floats) -> Overlap:
+        """Returns a graph of an allreduce and of products that do not depend on it.
+
+        So are gradients averaged while back-propagation goes on.
+        """
+        import tensorflow as tf
+
+        tensor, name = tf.constant(values), f"overlap.{next(self._names)}"
+        ones, mean = tf.constant(ONES), tf.constant(MEAN)
+
+        def products(num_products: Any) -> Any:
+            return tf.while_loop(
+                lambda i, x: i < num_products,
+                lambda i, x: (i + 1, tf.matmul(x, mean)),
+                (tf.constant(0), ones),
+                parallel_iterations=1,
+            )[1]
+
+        def both(num_products: Any) -> list[Any]:
+            return [self.operate(ALLREDUCE, tensor, name), products(num_products)]
+
+        alone, together = tf.function(products), tf.function(both)
+        return (
+            lambda num: self._await([alone(tf.constant(num))]),
+            lambda num: self._await(together(tf.constant(num))),
+        )
+
+    def _await(self, tensors: list[Any]) -> None:
+        """Waits until tensors are there: on a GPU a function returns when its work is queued."""
+        import tensorflow as tf
+
+        if self._is_gpu:
+            for tensor in tensors:
+                tf.reshape(tensor, [-1])[0].numpy()
+
+
+class HorovodFusion(Horovod):
+    """Allreduces with Horovod's own settings."""
+
+    name = "horovod_fusion"
+    what = (
+        "Horovod's own defaults, as with --deterministic False: fusion to 128 MiB, cycle time 1 ms"
+    )
+    operations = (ALLREDUCE, ALLREDUCE_OF_16)
+    variables = HOROVOD_DEFAULTS
+
+
+class HorovodPaper(HorovodFusion):
+    """Allreduces with the settings that the paper had."""
+
+    name = "horovod_paper"
+    what = "Horovod's defaults when the paper was written: fusion to 64 MiB, cycle time 5 ms"
+    variables: ClassVar = dict(zip(HOROVOD_DEFAULTS, ("5", str(64 << 20)), strict=True))
+
+
+class SharedMemory(Horovod):
+    """Averages as a run on one node does; an optimizer that updates meanwhile is left out."""
+
+    name = "shared_memory"
+    what = (
+        "memory that the ranks of a node share, as gradients are averaged on the CPUs of one node"
+    )
+    packages = ("mpi4py", "tensorflow")
+    operations = (ALLREDUCE, ALLREDUCE_OF_16, BROADCAST)
+    on_one_node = True
+
+    def start_engine(self, engine: Any) -> dict[str, Any]:
+        import tensorflow as tf
+
+        self._memory = NodeMemory(self.comm, PATIENCE_S)
+        return {"library": f"TensorFlow {tf.__version__}", "averaging": SHARED_MEMORY}
+
+    def stop(self) -> None:
+        """Does nothing."""
+
+    def operate(self, operation: str, tensor: Any, name: str, after: Sequence[Any] = ()) -> Any:
+        if operation == BROADCAST:
+            return self._memory.broadcast(tensor, name, root=0, after=after)
+        return self._memory.average(tensor, name, after=after)
+
+
+class Jax(EngineTransport):
+    """Calls XLA's collectives on the devices of all ranks."""
+
+    name = backend = "jax"
+    what = "XLA's collectives within a compiled program: Gloo on CPUs, NCCL or RCCL on GPUs"
+    packages = ("mpi4py", "jax")
+    engine = JaxEngine
+
+    def start_engine(self, engine: Any) -> dict[str, Any]:
+        self._prepared, settings = engine.prepared, engine.start()["settings"]
+        import jax
+
+        if not self._is_gpu:
+            # Gloo's sometimes returns wrong values on rank 0: github.com/jax-ml/jax/issues/40830
+            self.operations = tuple(each for each in self.operations if each != REDUCE_SCATTER)
+        return {"library": f"JAX {jax.__version__}", **settings}
+
+    def prepare(self, operation: str, values: Floats) -> Call:
+        """Returns a call of a program that has the operation alone; it is compiled here."""
+        import jax
+
+        parts: list[Any] = list(_split(operation, values))
+        if operation == BROADCAST:  # as the engine does it: the others add zeros to the root's bits
+            parts = [each.view(np.uint32) * np.uint32(self.comm.rank == 0) for each in parts]
+        operate: Callable[[Any], Any] = {
+            BROADCAST: lambda x: jax.lax.psum(x, AXIS),
+            ALLGATHER: lambda x: jax.lax.all_gather(x, AXIS, tiled=True),
+            REDUCE_SCATTER: lambda x: jax.lax.psum_scatter(x, AXIS, tiled=True),
+        }.get(operation, lambda x: jax.lax.pmean(x, AXIS))
+        call = self._prepared(lambda arrays: [operate(each) for each in arrays], parts)
+        last: list[Any] = []
+
+        def run() -> None:
+            last[:] = jax.block_until_ready(call())
+
+        def received() -> Any:
+            return np.concatenate([np.asarray(each) for each in last]).view(np.float32)
+
+        return Call(run, received)
+
+    def overlap(self, values: Floats) -> Overlap:
+        """Returns a program of an allreduce and of products that do not depend on it."""
+        import jax
+
+        def products(num_products: Any) -> Any:
+            return jax.lax.fori_loop(0, num_products, lambda i, x: x @ MEAN, ONES)
+
+        def both(array: Any, num_products: Any) -> tuple[Any, Any]:
+            return jax.lax.pmean(array, AXIS), products(num_products)
+
+        alone, together = self._prepared(products), self._prepared(both, values)
+        return (
+            lambda num: jax.block_until_ready(alone(np.int32(num))),
+            lambda num: jax.block_until_ready(together(np.int32(num))),
+        )
+
+
+TRANSPORTS: Mapping[str, type[Transport]] = {
+    kind.name: kind for kind in (Mpi, SharedMemory, Horovod, HorovodFusion, HorovodPaper, Jax)
 }
 """The transports by name, in the order in which they are measured."""
-
-
-def missing_packages(name: str) -> list[str]:
-    """Returns the packages that a transport needs and that are not installed."""
-    return [package for package in TRANSPORTS[name].packages if find_spec(package) is None]
-
-
-def choose_transports(text: str | None, *, one_process: bool = False) -> list[str]:
-    """Returns the transports of a comma-separated list; None: all that are installed.
-
-    Raises:
-        ParameterError: One of them is not known or not installed, or they cannot all be measured in
-            one process where that is wanted.
-    """
-    if text is None:
-        installed = [name for name in TRANSPORTS if not missing_packages(name)]
-        if not installed:
-            raise ParameterError(
-                "no library of communication is installed: install candle-p1[cpu] or"
-                " candle-p1[jax-mpi]"
-            )
-        return in_one_process(installed) if one_process else installed
-    names = choose_names(text, TRANSPORTS, "--transport")
-    for name in names:
-        if lacks := ", ".join(missing_packages(name)):
-            raise ParameterError(f"--transport {name}: not installed in this environment: {lacks}")
-    if one_process and (more := [name for name in names if name not in in_one_process(names)]):
-        raise ParameterError(
-            f"--transport: {', '.join(more)}: the settings of Horovod cannot be changed within a"
-            " process, and a launcher has started this one: measure them with a command each"
-        )
-    return names
-
-
-def in_one_process(names: Iterable[str]) -> list[str]:
-    """Returns those of some transports that one process can measure, one after the other.
-
-    Horovod 0.28 can be started again, but crashes if its settings are set again
-    (horovod::common::ParameterManager), so there is one transport of each library.
-    """
-    of_libraries: dict[str, str] = {}
-    for name in names:
-        of_libraries.setdefault(TRANSPORTS[name].class_name, name)
-    return list(of_libraries.values())
-
-
-def make_transport(name: str, comm: Communicator) -> Transport:
-    """Returns a transport, which is to be started before it is used."""
-    kind, libraries = TRANSPORTS[name], import_module("candle_p1.bench.transport_libraries")
-    made: Transport = getattr(libraries, kind.class_name)(comm, kind.variables)
-    return made
-
-
-def given(operation: str, rank: int, num_ranks: int, num_elements: int) -> Floats:
-    """Returns the array that a rank contributes: integers, whose sums are exact.
-
-    `num_elements` is that of the whole array; see Operation.num_elements.
-    """
-    num = num_elements // num_ranks if operation == ALLGATHER else num_elements
-    values = np.empty(num, np.float32)
-    for part in _chunks(num):
-        values[part] = _values(rank, part)
-    return values
-
-
-def is_expected(
-    received: NDArray[Any],
-    operation: str,
-    rank: int,
-    num_ranks: int,
-    num_elements: int,
-    *,
-    source: int = 0,
-    averages: bool = False,
-) -> bool:
-    """Returns whether a rank has received what follows from `given`, to rounding.
-
-    For `source` see Call; `averages` says whether the transport averages in an allreduce.
-    """
-    length = num_elements // num_ranks if OPERATIONS[operation].is_divided else num_elements
-    if received.shape != (length if operation == REDUCE_SCATTER else num_elements,):
-        return False
-    is_allreduce = operation in (ALLREDUCE, ALLREDUCE_OF_16)
-    is_sum = is_allreduce or operation == REDUCE_SCATTER
-    factor, others = 1, 0
-    if is_sum:
-        factor, others = num_ranks, sum(each % PERIOD for each in range(num_ranks))
-    divisor = num_ranks if averages and is_allreduce else 1
-    first = rank * length if operation == REDUCE_SCATTER else 0
-    ranks = range(num_ranks) if operation == ALLGATHER else [0 if is_sum else source]
-    for number, of_rank in enumerate(ranks):
-        mine = received[number * length :]
-        for part in _chunks(length):
-            wanted = (_values(of_rank, part, first) * factor + others) / divisor
-            if not np.all(np.abs(mine[part] - wanted) <= TOLERANCE * wanted):  # nor is NaN
-                return False
-    return True
-
-
-def _chunks(num: int) -> Iterator[slice]:
-    yield from (slice(begin, min(begin + CHUNK, num)) for begin in range(0, num, CHUNK))
-
-
-def _values(rank: int, part: slice, first: int = 0) -> Floats:
-    """Returns a range of at most CHUNK of the elements that a rank contributes, after the first."""
-    begin = (first + part.start) % PERIOD
-    values: Floats = _periods()[begin : begin + part.stop - part.start]
-    return values + np.float32(rank % PERIOD)
-
-
-@cache
-def _periods() -> Floats:
-    """Returns 0 to PERIOD - 1 again and again: CHUNK elements from any place of the first."""
-    return np.resize(np.arange(PERIOD, dtype=np.float32), CHUNK + PERIOD)

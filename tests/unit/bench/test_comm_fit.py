@@ -5,21 +5,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from candle_p1.bench import comm_report
+from candle_p1.bench.comm_report import LARGE_RESIDUAL, MIN_SIZES, fit, fit_line
 
 SIZES = [4**power for power in range(1, 16)]
-latencies = st.floats(1e-7, 1e-2)
-rates = st.floats(1e6, 1e12)
 
 
 def hockney(latency_s, rate, sizes=SIZES):
     return [latency_s + size / rate for size in sizes]
 
 
-@given(latencies, rates, st.integers(0, 2**32 - 1))
+@given(st.floats(1e-7, 1e-2), st.floats(1e6, 1e12), st.integers(0, 2**32 - 1))
 def test_noise_is_in_the_intervals_and_moves_the_parameters_little(latency_s, rate, seed):
     noise = np.random.default_rng(seed).uniform(0.97, 1.03, len(SIZES))
-    found = comm_report.fit(SIZES, list(noise * hockney(latency_s, rate)))
+    found = fit(SIZES, list(noise * hockney(latency_s, rate)))
     assert len(found["ranges"]) == 1
     low, high = found["bandwidth_ci95_bytes_per_s"]
     assert low < found["bandwidth_bytes_per_s"]
@@ -36,7 +34,7 @@ def test_an_interval_covers_the_parameters_as_often_as_it_says():
     random, covered, num = np.random.default_rng(2), np.zeros(2), 400
     for _ in range(num):
         times = random.normal(1, 0.02, len(SIZES)) * hockney(1e-5, 1e9)
-        line, _ = comm_report.fit_line(SIZES, list(times))
+        line, _ = fit_line(SIZES, list(times))
         (low_s, high_s), (low, high) = line["latency_ci95_s"], line["bandwidth_ci95_bytes_per_s"]
         covered += [low_s <= 1e-5 <= high_s, low <= 1e9 <= high]
     assert all(0.92 <= share <= 0.98 for share in covered / num), covered / num
@@ -44,8 +42,7 @@ def test_an_interval_covers_the_parameters_as_often_as_it_says():
 
 @pytest.mark.parametrize("cut", [5, 8, 11])
 def test_a_change_of_protocol_divides_the_sizes_where_it_is(cut):
-    times = hockney(2e-6, 5e9, SIZES[:cut]) + hockney(3e-4, 1e9, SIZES[cut:])
-    found = comm_report.fit(SIZES, times)
+    found = fit(SIZES, hockney(2e-6, 5e9, SIZES[:cut]) + hockney(3e-4, 1e9, SIZES[cut:]))
     assert [line["num_sizes"] for line in found["ranges"]] == [cut, len(SIZES) - cut]
     assert found["latency_s"] == pytest.approx(2e-6, rel=1e-6)
     assert found["bandwidth_bytes_per_s"] == pytest.approx(1e9, rel=1e-6)
@@ -53,39 +50,37 @@ def test_a_change_of_protocol_divides_the_sizes_where_it_is(cut):
 
 
 def test_the_fewest_ranges_that_hold_are_taken():
-    """Three slopes, as of a cache, another one and memory."""
+    """Three slopes, as of a cache, another one and memory; latency hides those of the first two."""
     rates = np.repeat([20e9, 10e9, 4e9], 5)
-    times = [1e-6 + size / rate for size, rate in zip(SIZES, rates, strict=True)]
-    found = comm_report.fit(SIZES, times)
-    # The latency hides the difference between the first two.
+    found = fit(SIZES, [1e-6 + size / rate for size, rate in zip(SIZES, rates, strict=True)])
     assert [line["num_sizes"] for line in found["ranges"]] == [10, 5]
-    assert found["largest_residual"] <= comm_report.LARGE_RESIDUAL
+    assert found["largest_residual"] <= LARGE_RESIDUAL
     assert found["bandwidth_bytes_per_s"] == pytest.approx(4e9, rel=0.01)
 
 
 @given(st.lists(st.floats(1e-7, 1e3), min_size=3, max_size=15))
 def test_every_size_is_in_one_range(times):
-    found = comm_report.fit(SIZES[: len(times)], times)
+    found = fit(SIZES[: len(times)], times)
     numbers = [line["num_sizes"] for line in found["ranges"]]
     assert sum(numbers) == len(times)
-    assert min(numbers) >= comm_report.MIN_SIZES
-    assert all(line["latency_s"] >= 0 for line in found["ranges"][:1])
+    assert min(numbers) >= MIN_SIZES
+    assert found["ranges"][0]["latency_s"] >= 0
     ends = [end for line in found["ranges"] for end in (line["first_bytes"], line["last_bytes"])]
     assert ends == sorted(ends)
 
 
 def test_the_bandwidth_of_times_that_do_not_grow_is_not_known():
-    found = comm_report.fit(SIZES, [2e-6 - 1e-8 * i for i in range(len(SIZES))])
+    found = fit(SIZES, [2e-6 - 1e-8 * i for i in range(len(SIZES))])
     assert found["bandwidth_bytes_per_s"] is None
     assert found["latency_s"] == pytest.approx(2e-6, rel=0.1)
-    line, _ = comm_report.fit_line([1, 2, 4], [1.0, 2.2, 4.8])  # the latency is not negative
+    line, _ = fit_line([1, 2, 4], [1.0, 2.2, 4.8])  # the latency is not negative
     assert (line["latency_s"], line["bandwidth_bytes_per_s"]) == pytest.approx((0, 0.88), rel=0.05)
+    assert fit(SIZES[:2], [1, 2]) is None
 
 
 def test_a_burst_that_passes_at_once_does_not_change_the_bandwidth():
     """A token bucket: up to 64 KiB, messages do not wait."""
-    times = [1e-4 + max(size / 1e9, (size - (1 << 16)) / 25e6) for size in SIZES[:12]]
-    found = comm_report.fit(SIZES[:12], times)
+    found = fit(SIZES[:12], [1e-4 + max(n / 1e9, (n - (1 << 16)) / 25e6) for n in SIZES[:12]])
     assert found["bandwidth_bytes_per_s"] == pytest.approx(25e6, rel=0.02)
     assert found["latency_s"] == pytest.approx(1e-4, rel=0.05)
     assert found["ranges"][-1]["latency_s"] < 0
@@ -93,11 +88,10 @@ def test_a_burst_that_passes_at_once_does_not_change_the_bandwidth():
 
 def test_sizes_that_lie_close_together_give_a_bandwidth_with_an_interval():
     """Above 384 MiB another rate holds; with a latency, three noisy sizes leave the slope open."""
-    mib = 1 << 20
-    sizes = [64 * mib, 128 * mib, 256 * mib, 384 * mib, 512 * mib, 768 * mib, 1024 * mib]
+    sizes = [size << 20 for size in (64, 128, 256, 384, 512, 768, 1024)]
     rates = np.array([3.5e9] * 4 + [1.9e9] * 3) * [1, 1.01, 0.99, 1, 1.1, 0.98, 1.02]
-    times = [1e-3 * mib / size + size / rate for size, rate in zip(sizes, rates, strict=True)]
-    found = comm_report.fit(sizes, times)
+    times = [1e-3 * (1 << 20) / size + size / rate for size, rate in zip(sizes, rates, strict=True)]
+    found = fit(sizes, times)
     assert [line["num_sizes"] for line in found["ranges"]] == [4, 3]
     assert found["ranges"][-1]["latency_s"] == 0
     assert found["bandwidth_bytes_per_s"] == pytest.approx(1.96e9, rel=0.03)
@@ -106,16 +100,8 @@ def test_sizes_that_lie_close_together_give_a_bandwidth_with_an_interval():
     assert found["measured_bytes_per_s"] == pytest.approx(1.94e9, rel=0.01)
 
 
-def test_a_range_spans_a_factor_of_two():
-    sizes = [1 << 20, 2 << 20, 4 << 20, 8 << 20, 9 << 20, 10 << 20]
-    rates = [1e9] * 3 + [5e9] * 3
-    times = [size / rate for size, rate in zip(sizes, rates, strict=True)]
-    assert len(comm_report.fit(sizes, times)["ranges"]) == 1
-    sizes[-1] = 16 << 20
-    times[-1] = sizes[-1] / rates[-1]
-    assert len(comm_report.fit(sizes, times)["ranges"]) == 2
-
-
-def test_two_sizes_are_too_few():
-    assert comm_report.fit(SIZES[:2], hockney(1e-6, 1e9)[:2]) is None
-    assert comm_report.fit(SIZES[:3], hockney(1e-6, 1e9)[:3])["latency_s"] == pytest.approx(1e-6)
+@pytest.mark.parametrize(("last", "num_ranges"), [(10, 1), (16, 2)])
+def test_a_range_spans_a_factor_of_two(last, num_ranges):
+    sizes = [size << 20 for size in (1, 2, 4, 8, 9, last)]
+    times = [size / rate for size, rate in zip(sizes, [1e9] * 3 + [5e9] * 3, strict=True)]
+    assert len(fit(sizes, times)["ranges"]) == num_ranges

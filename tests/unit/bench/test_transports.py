@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from candle_p1.bench import transport_libraries, transports
+from candle_p1.bench import comm_task, transports
+from candle_p1.bench.comm import choose_transports
 from candle_p1.bench.transports import (
     ALLGATHER,
     ALLREDUCE,
@@ -16,8 +17,6 @@ from candle_p1.bench.transports import (
     REDUCE_SCATTER,
     STREAM,
     TRANSPORTS,
-    choose_transports,
-    make_transport,
 )
 from candle_p1.errors import ParameterError
 
@@ -55,12 +54,12 @@ def test_what_is_expected_is_what_numpy_computes(operation, num_ranks, num_bytes
     rank = data.draw(st.integers(0, num_ranks - 1))
     num = OPERATIONS[operation].num_elements(num_bytes, num_ranks)
     values = np.stack(
-        [transports.given(operation, each, num_ranks, num) for each in range(num_ranks)]
+        [comm_task.given(operation, each, num_ranks, num) for each in range(num_ranks)]
     )
     received = computed(operation, values, rank)
 
     def is_expected(array, **options):
-        return transports.is_expected(array, operation, rank, num_ranks, num, **options)
+        return comm_task.is_expected(array, operation, rank, num_ranks, num, **options)
 
     assert is_expected(received)
     assert not is_expected(received[:-1])
@@ -71,37 +70,21 @@ def test_what_is_expected_is_what_numpy_computes(operation, num_ranks, num_bytes
     assert is_expected(values.mean(axis=0) if averages else received, averages=True)
 
 
-def test_long_arrays_are_filled_and_compared_in_parts():
-    num = 2 * transports.CHUNK + 17
-    values = transports.given(BROADCAST, 3, 5, num)
-    assert np.array_equal(values, np.arange(num) % 251 + 3)
-    received = transports.given(BROADCAST, 0, 5, num)
-    assert transports.is_expected(received, BROADCAST, 3, 5, num)
+def test_long_arrays_and_sums_over_thousands_of_ranks_are_exact():
+    num = 2 * comm_task.CHUNK + 17
+    assert np.array_equal(comm_task.given(BROADCAST, 3, 5, num), np.arange(num) % 251 + 3)
+    received = comm_task.given(BROADCAST, 2, 5, num)
+    assert comm_task.is_expected(received, POINT_TO_POINT, 1, 3, num, source=2)
+    assert not comm_task.is_expected(received, POINT_TO_POINT, 1, 3, num)
     received[-1] += 1
-    assert not transports.is_expected(received, BROADCAST, 3, 5, num)
-
-
-def test_one_rank_sends_its_own_array_and_sums_over_thousands_are_exact():
-    received = transports.given(POINT_TO_POINT, 2, 3, 10)
-    assert transports.is_expected(received, POINT_TO_POINT, 1, 3, 10, source=2)
-    assert not transports.is_expected(received, POINT_TO_POINT, 1, 3, 10)
+    assert not comm_task.is_expected(received, POINT_TO_POINT, 1, 3, num, source=2)
     total = np.full(1, sum(rank % 251 for rank in range(6000)), np.float32)
-    assert transports.is_expected(total, ALLREDUCE, 0, 6000, 1)
-    assert not transports.is_expected(total * np.float32(1.0001), ALLREDUCE, 0, 6000, 1)
-
-
-@pytest.fixture
-def installed(monkeypatch):
-    """Pretends that only some packages are installed."""
-
-    def install(*packages):
-        monkeypatch.setattr(transports, "find_spec", lambda name: name in packages or None)
-
-    return install
+    assert comm_task.is_expected(total, ALLREDUCE, 0, 6000, 1)
+    assert not comm_task.is_expected(total * np.float32(1.0001), ALLREDUCE, 0, 6000, 1)
 
 
 OF_HOROVOD = ("mpi4py", "tensorflow", "horovod")
-ONE_PROCESS = {"one_process": True}
+ALONE = {"one_process": True}
 
 
 @pytest.mark.parametrize(
@@ -109,54 +92,40 @@ ONE_PROCESS = {"one_process": True}
     [
         (("mpi4py", "jax"), None, {}, "mpi jax"),
         (OF_HOROVOD, None, {}, "mpi shared_memory horovod horovod_fusion horovod_paper"),
-        (OF_HOROVOD, None, ONE_PROCESS, "mpi shared_memory horovod"),
+        (OF_HOROVOD, None, ALONE, "mpi shared_memory horovod"),
         (OF_HOROVOD, "horovod, mpi,mpi", {}, "horovod mpi"),
-        (OF_HOROVOD, "horovod_paper,mpi", ONE_PROCESS, "horovod_paper mpi"),
+        (OF_HOROVOD, "horovod_paper,mpi", ALONE, "horovod_paper mpi"),
+        (OF_HOROVOD, "jax", {}, ParameterError(r"not installed.*: jax")),
+        (OF_HOROVOD, "", {}, ParameterError("none of mpi")),
+        (OF_HOROVOD, "hrovod", {}, ParameterError("mean")),
+        ((), None, {}, ParameterError("candle-p1")),
+        (OF_HOROVOD, "horovod,horovod_fusion", ALONE, ParameterError("horovod_fusion.*each")),
     ],
 )
-def test_all_that_is_installed_is_chosen(installed, packages, text, options, chosen):
-    installed(*packages)
-    assert choose_transports(text, **options) == chosen.split()
+def test_what_is_installed_can_be_measured(monkeypatch, packages, text, options, chosen):
+    monkeypatch.setattr(transports, "find_spec", lambda name: name in packages or None)
+    if isinstance(chosen, str):
+        assert choose_transports(text, **options) == chosen.split()
+    else:
+        with pytest.raises(ParameterError, match=str(chosen)):
+            choose_transports(text, **options)
 
 
-@pytest.mark.parametrize(
-    ("packages", "text", "options", "message"),
-    [
-        (OF_HOROVOD, "jax", {}, r"not installed.*: jax"),
-        (OF_HOROVOD, "nccl", {}, "none of mpi"),
-        (OF_HOROVOD, "", {}, "none of"),
-        (OF_HOROVOD, "hrovod", {}, "mean"),
-        ((), None, {}, "candle-p1"),
-        (OF_HOROVOD, "horovod,horovod_fusion", ONE_PROCESS, r"horovod_fusion.*a command each"),
-    ],
-)
-def test_others_are_refused(installed, packages, text, options, message):
-    installed(*packages)
-    with pytest.raises(ParameterError, match=message):
-        choose_transports(text, **options)
-
-
-@pytest.mark.parametrize("name", TRANSPORTS)
-def test_every_transport_offers_known_operations(name):
-    made = make_transport(name, None)
-    assert set(made.operations) <= set(OPERATIONS)
-    assert ALLREDUCE in made.operations
-
-
-def test_settings_of_horovod_differ():
-    names = ("horovod", "horovod_fusion", "horovod_paper")
-    assert [list(make_transport(name, None).variables.values()) for name in names] == [
-        [],
-        ["134217728", "1"],
-        ["67108864", "5"],
-    ]
+def test_every_transport_offers_known_operations_and_settings():
+    for kind in TRANSPORTS.values():
+        assert {ALLREDUCE} <= set(kind(None).operations) <= set(OPERATIONS)
+    settings = {name: sorted(kind.variables.values()) for name, kind in TRANSPORTS.items()}
+    assert {name: values for name, values in settings.items() if values} == {
+        "horovod_fusion": ["1", "134217728"],
+        "horovod_paper": ["5", "67108864"],
+    }
 
 
 def test_products_of_ones_and_means_stay_ones(monkeypatch):
     written = []
     monkeypatch.setattr(
-        transport_libraries.np, "matmul", lambda a, b, out: written.append(np.dot(a[0], b)) or out
+        transports.np, "matmul", lambda a, b, out: written.append(np.dot(a[0], b)) or out
     )
-    transport_libraries.multiplier()(3)
+    transports.multiplier()(3)
     assert len(written) == 3
     assert all(np.allclose(each, 1) for each in written)
