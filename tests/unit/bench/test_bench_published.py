@@ -15,8 +15,6 @@ from candle_p1.benchmark import find_benchmark
 from candle_p1.errors import ParameterError
 from candle_p1.reports.published import all_published, content
 
-BENCHMARKS = ("nt3", "p1b1", "p1b2", "p1b3")
-
 
 def shown(*words):
     result = CliRunner().invoke(cli.cli, ["published", *words])
@@ -37,28 +35,24 @@ def test_every_value_is_shown_with_its_place(monkeypatch):
     assert [str(value["value"] or "") for value in values] == [row["value"] for row in rows]
 
 
-def test_table_1_stands_beside_what_is_trained():
-    rows = {name: {row.name: row for row in table_1(find_benchmark(name))} for name in BENCHMARKS}
-    for name, of_benchmark in rows.items():
-        assert {key: row.published for key, row in of_benchmark.items()} == content()["table_1"][
-            name
-        ]
-        assert all(row.here is not None for row in of_benchmark.values())
-        assert not [row for row in of_benchmark.values() if row.note == DIFFERS]
-        for key in ("epochs", "batch_size", "learning_rate", "optimizer"):
-            assert of_benchmark[key].here == of_benchmark[key].published
-    noted = {name: {key for key, row in each.items() if row.note} for name, each in rows.items()}
-    assert noted == {
-        "nt3": set(),
-        "p1b1": {"elements"},
-        "p1b2": set(),
-        "p1b3": {"training_mb", "testing_mb", "batch_size", "samples", "elements"},
-    }
-    candle = [rows[name]["epochs"].candle for name in BENCHMARKS]
-    assert candle == [400, 100, 1, 1]
-    table = shown("p1b3")
-    assert "29,532" in table
-    assert "CANDLE's README" in table
+@pytest.mark.parametrize(
+    ("name", "noted", "candle_epochs"),
+    [
+        ("nt3", set(), 400),
+        ("p1b1", {"elements"}, 100),
+        ("p1b2", set(), 1),
+        ("p1b3", {"training_mb", "testing_mb", "batch_size", "samples", "elements"}, 1),
+    ],
+)
+def test_table_1_stands_beside_what_is_trained(name, noted, candle_epochs):
+    rows = table_1(find_benchmark(name))
+    assert {key: row["published"] for key, row in rows.items()} == content()["table_1"][name]
+    assert all(row["here"] is not None and row["note"] != DIFFERS for row in rows.values())
+    for key in ("epochs", "batch_size", "learning_rate", "optimizer"):
+        assert rows[key]["here"] == rows[key]["published"]
+    assert {key for key, row in rows.items() if row["note"]} == noted
+    assert rows["epochs"]["candle"] == candle_epochs
+    assert f"{rows['elements']['here']:,}" in shown(name)
 
 
 def test_a_change_of_the_defaults_is_seen(monkeypatch):
@@ -67,26 +61,23 @@ def test_a_change_of_the_defaults_is_seen(monkeypatch):
     monkeypatch.setattr(
         type(benchmark.declaration), "parse", lambda _, argv, file: parse(["--epochs", "9"], file)
     )
-    (row,) = [row for row in table_1(benchmark) if row.name == "epochs"]
-    assert (row.published, row.here, row.note) == (768, 9, DIFFERS)
-
-
-def test_a_benchmark_selects_its_values():
-    for name, found in (("p1b2", "p1b2"), ("benchmarks/p1b2", "p1b2"), ("mnist", "mnist")):
-        report = collect(name)
-        assert {value["benchmark"] for value in report["values"]} == {found}
-        assert list(report["table_1"]) == [found] * (found != "mnist")
+    row = table_1(benchmark)["epochs"]
+    assert (row["published"], row["here"], row["note"]) == (768, 9, DIFFERS)
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["nt5"], "nt3"),
-        ([""], "benchmark"),
-        (["tests/files/toy"], "nothing is published about"),
-    ],
+    ("name", "found"), [("p1b2", "p1b2"), ("benchmarks/p1b2", "p1b2"), ("mnist", "mnist")]
 )
-def test_what_cannot_be_shown_is_refused(words, message):
-    result = CliRunner().invoke(cli.cli, ["published", *words])
-    assert isinstance(result.exception, ParameterError)
-    assert message in str(result.exception)
+def test_a_benchmark_selects_its_values(name, found):
+    report = collect(name)
+    assert {value["benchmark"] for value in report["values"]} == {found}
+    assert list(report["table_1"]) == [found] * (found != "mnist")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("nt5", "nt3"), ("", "benchmark"), ("tests/files/toy", "nothing is published about")],
+)
+def test_what_cannot_be_shown_is_refused(name, message):
+    with pytest.raises(ParameterError, match=message):
+        collect(name)
