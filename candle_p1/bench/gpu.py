@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import product
 from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -42,7 +43,6 @@ OF_SEVERAL = "tf32"
 """The precision in which several ranks are measured."""
 TERA = 1e12
 NOTHING = "-"
-READINGS = {"energy": "counter", "power": "integrated power"}
 
 
 @dataclass(kw_only=True)
@@ -112,27 +112,27 @@ class Gpu(harness.Comparison):
 
     def jobs(self) -> list[Job]:
         """Returns the jobs of all variants; several ranks are measured in one precision."""
-        jobs = []
-        for name in self.benchmarks:
+        jobs: list[Job] = []
+
+        def add(name: str, precision: str, variant: str, num_ranks: int = 1) -> None:
             task = GpuTask(
                 benchmark=name,
                 flags=["--size", self.size],
                 device=self.device,
-                precision=OF_SEVERAL,
+                precision=precision,
+                inputs="samples" if variant == OURS else "arrays",
                 num_steps=self.num_steps,
                 seconds=self.seconds,
+                cache_dir=f"{self.directory}/{len(jobs)}",
             )
-            for precision in PRECISIONS:
-                for inputs, variant in (("samples", OURS), ("arrays", PLAIN)):
-                    own = replace(task, precision=precision, inputs=inputs)
-                    jobs.append(Job(f"{name}, {precision}, {variant}", own))
+            of = f", {count(num_ranks, 'rank')}" if num_ranks > 1 else ""
+            jobs.append(Job(f"{name}, {precision}, {variant}{of}", task, num_ranks))
+
+        for name in self.benchmarks:
+            for precision, variant in product(PRECISIONS, (OURS, PLAIN)):
+                add(name, precision, variant)
             if self.num_ranks and self.num_ranks > 1:
-                ranks = count(self.num_ranks, "rank")
-                jobs.append(Job(f"{name}, {OF_SEVERAL}, {OURS}, {ranks}", task, self.num_ranks))
-        jobs = [
-            replace(job, task=replace(job.task, cache_dir=f"{self.directory}/{number}"))
-            for number, job in enumerate(jobs)
-        ]
+                add(name, OF_SEVERAL, OURS, self.num_ranks)
         return harness.rounds(jobs, self.num_rounds)
 
     def measure(self, on_start: harness.OnStart) -> dict[str, Any] | None:
@@ -164,21 +164,18 @@ class Gpu(harness.Comparison):
         if first["flops"] is not None:
             bound_s = first["flops"] / self.facts["flops_per_s"][task.precision]
             bound_s += first["optimizer_bytes"] / self.facts["copy_bytes_per_s"]
+        copied = ("batch_size", "steps_per_epoch", "flops", "optimizer_bytes", "no_energy")
         return {
             "benchmark": task.benchmark,
             "precision": task.precision,
             "variant": OURS if task.inputs == "samples" else PLAIN,
             "num_ranks": len(rounds[0]),
-            "batch_size": first["batch_size"],
             "step_s": step_s,
             "range_s": [min(blocks_s), max(blocks_s)],
             "blocks_s": blocks_s,
             "samples_per_s": sum(rank["batch_size"] for rank in rounds[0]) / step_s,
-            "steps_per_epoch": steps_per_epoch,
             "epoch_s": step_s * steps_per_epoch,
             "bound_s": bound_s,
-            "flops": first["flops"],
-            "optimizer_bytes": first["optimizer_bytes"],
             "cold_start_s": starts_s[0],
             "warm_start_s": median(starts_s[1:]) if len(starts_s) > 1 else None,
             "first_steps_s": [max(rank["first_step_s"] for rank in ranks) for ranks in rounds],
@@ -187,7 +184,7 @@ class Gpu(harness.Comparison):
                 for reading in energies[0]
                 if all(reading in each for each in energies)
             },
-            "no_energy": first["no_energy"],
+            **{key: first[key] for key in copied},
         }
 
     def render(self, report: Mapping[str, Any]) -> Iterator[str | Table]:
@@ -203,43 +200,33 @@ class Gpu(harness.Comparison):
             f" driver: {device['driver'] or 'not known'};"
             f" JAX {report['machine']['packages'].get('jax', 'of an unknown version')}"
         )
-        rates = {
-            f"matrix products, {name}": f"{format_significant(rate / TERA)} TFLOP/s"
-            for name, rate in device["flops_per_s"].items()
-        }
-        memory = {"its memory": "copy_bytes_per_s", "from the host to it": "upload_bytes_per_s"}
-        rates |= {
-            name: f"{format_significant(device[key] / GIGA)} GB/s" for name, key in memory.items()
-        }
-        rows = [{"what": what, "rate": rate} for what, rate in rates.items()]
-        yield harness.table(rows, {"what the device does": "what", "rate": "rate"})
+        rates = [(f"matrix products, {n}", r, "TFLOP/s") for n, r in device["flops_per_s"].items()]
+        rates += [("its memory", device["copy_bytes_per_s"], "GB/s")]
+        rates += [("from the host to it", device["upload_bytes_per_s"], "GB/s")]
+        units = {"TFLOP/s": TERA, "GB/s": GIGA}
+        table = harness.plain_table("what the device does", "rate")
+        for what, rate, unit in rates:
+            table.add_row(what, f"{format_significant(rate / units[unit])} {unit}")
+        yield table
         yield (
             f"training, {report['size']} size, {count(report['num_rounds'], 'round')} of at least"
             f" {report['seconds']:g} s for each variant; the range is that of timed blocks of"
             " steps, and an epoch is its steps times the median"
         )
-        plain = {
-            (each["benchmark"], each["precision"]): each["step_s"]
+        plain_s = {
+            (each["benchmark"], each["precision"], 1, OURS): each["step_s"]
             for each in results
             if each["variant"] == PLAIN
         }
 
         def speedup(row: Result) -> Any:
-            is_compared = row["variant"] == OURS and row["num_ranks"] == 1
-            plain_s = plain.get((row["benchmark"], row["precision"]))
-            return plain_s / row["step_s"] if is_compared and plain_s else NOTHING
-
-        def variant(title: str) -> harness.Columns:
-            return {
-                title: lambda row: f"{row['benchmark']}, {row['variant']}",
-                "precision": "precision",
-                "ranks": "num_ranks",
-            }
+            which = tuple(row[key] for key in ("benchmark", "precision", "num_ranks", "variant"))
+            return plain_s[which] / row["step_s"] if which in plain_s else NOTHING
 
         yield harness.table(
             results,
             {
-                **variant("training"),
+                **VARIANT,
                 "step\n(ms)": lambda row: ms(row["step_s"]),
                 "range\n(ms)": lambda row: " to ".join(map(ms, row["range_s"])),
                 "samples\n/s": "samples_per_s",
@@ -250,34 +237,35 @@ class Gpu(harness.Comparison):
                 ),
                 f"{PLAIN}\n/ {OURS}": speedup,
             },
+            "training",
         )
         yield (
             "bound: the matrix products of the step and the optimizer's memory traffic, at the"
             " rates above; activations, gradients and batches are not included"
         )
-        yield harness.table(
-            results,
-            {
-                **variant("from the start to the first step"),
-                "nothing compiled\nbefore (s)": "cold_start_s",
-                "compiled\nbefore (s)": lambda row: row["warm_start_s"] or NOTHING,
-                "of this, the first\nstep (s)": lambda row: ", then ".join(
-                    map(format_significant, row["first_steps_s"])
-                ),
-            },
-        )
+        yield harness.table(results, {**VARIANT, **STARTS}, "from the start to the first step")
         if any(each["epoch_energies_j"] for each in results):
-            columns = {
-                f"{words}\n(J per epoch)": lambda row, name=name: row["epoch_energies_j"].get(
-                    name, NOTHING
-                )
-                for name, words in READINGS.items()
-            }
             title = "energy of the GPUs, or Grace Hopper modules"
-            yield harness.table(results, {**variant(title), **columns})
+            yield harness.table(results, {**VARIANT, **ENERGIES}, title)
         else:
             yield f"energy: absent ({results[0]['no_energy']})"
         yield "the data are synthetic"
 
 
+VARIANT: harness.Columns = {
+    "variant": lambda row: f"{row['benchmark']}, {row['variant']}",
+    "precision": "precision",
+    "ranks": "num_ranks",
+}
+STARTS: harness.Columns = {
+    "nothing compiled\nbefore (s)": "cold_start_s",
+    "compiled\nbefore (s)": lambda row: row["warm_start_s"] or NOTHING,
+    "of this, the first\nstep (s)": lambda row: ", then ".join(
+        map(format_significant, row["first_steps_s"])
+    ),
+}
+ENERGIES: harness.Columns = {
+    "counter\n(J per epoch)": lambda row: row["epoch_energies_j"].get("energy", NOTHING),
+    "integrated power\n(J per epoch)": lambda row: row["epoch_energies_j"].get("power", NOTHING),
+}
 VERB = Gpu

@@ -7,12 +7,12 @@ does not.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
@@ -30,12 +30,12 @@ from candle_p1.instrument.power.source import PowerSource, SensorError
 
 if TYPE_CHECKING:
     from candle_p1.data.batches import TrainBatches
+    from candle_p1.records.power_trace import Trace
 
-NUM_PRODUCTS = NUM_PASSES = 8
-"""Products, and passes through an array, that follow one another without the host."""
-MATRIX_SIZE = {"gpu": 8192, "cpu": 1024}
-ARRAY_BYTES = {"gpu": 1 << 30, "cpu": 1 << 26}
-REPEATS = 5
+REPEATS, NUM_REPEATED = 5, 8
+"""How often a rate is measured, and what is repeated without the host between."""
+SIZES = {"gpu": (8192, 1 << 30), "cpu": (1024, 1 << 26)}
+"""The edge of matrices, and the bytes of an array that is copied."""
 DRIVER_FILES = ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version")
 WARM_UP_STEPS = 3
 """Steps that are not timed, after the first one, in which XLA compiles."""
@@ -44,29 +44,14 @@ MAX_ARRAY_BYTES = 2 << 30
 """How large the arrays may be with which plain Keras trains; P1B3's would not fit into memory."""
 HZ = 20.0
 """NVML updates its values every 20 to 100 ms."""
-
-
-Times = list[tuple[float, float]]
-"""Begins and ends, by time.perf_counter, in s."""
-
-
-class Precision(NamedTuple):
-    """The values of ``--data_type`` and of JAX_DEFAULT_MATMUL_PRECISION.
-
-    On GPUs "highest" computes products with all bits of float32, and "tensorfloat32" with 10 of its
-    23 where the device has that (NVIDIA from Ampere on), which is also what JAX does by default.
-    CPUs always use all bits.
-    """
-
-    data_type: str
-    products: str
-
-
 PRECISIONS = {
-    "float32": Precision("f32", "highest"),
-    "tf32": Precision("f32", "tensorfloat32"),
-    "bfloat16": Precision("bf16", "default"),
+    "float32": ("f32", "highest"),
+    "tf32": ("f32", "tensorfloat32"),
+    "bfloat16": ("bf16", "default"),
 }
+"""The values of ``--data_type`` and of JAX_DEFAULT_MATMUL_PRECISION. On GPUs "highest" computes
+products with all bits of float32, and "tensorfloat32" with 10 of its 23 where the device has that
+(NVIDIA from Ampere on), as JAX does by default. CPUs always use all bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,58 +76,46 @@ class DeviceTask(BenchmarkTask):
         Raises:
             SetupError: A GPU is to be measured, and JAX finds none.
         """
-        try:
-            found = visible_gpus("jax") if self.device == "gpu" else []
-        except SetupError:
-            found = []
-        if self.device == "gpu" and not found:
-            lack = why_none("jax")
-            raise SetupError(
-                f"JAX finds no GPU: {lack.why}. Fix: {lack.fix}; to try this command on CPUs, add"
-                " --device cpu --size small"
-            )
+        found: list[Any] = []
+        if self.device == "gpu":
+            with suppress(SetupError):
+                found = visible_gpus("jax")
+            if not found:
+                lack = why_none("jax")
+                raise SetupError(
+                    f"JAX finds no GPU: {lack.why}. Fix: {lack.fix}; to try this command on CPUs,"
+                    " add --device cpu --size small"
+                )
         import jax
 
-        device, num_bytes = jax.devices()[0], ARRAY_BYTES[self.device]
+        device, (size, num_bytes) = jax.devices()[0], SIZES[self.device]
         drivers = [path for path in map(Path, DRIVER_FILES) if path.is_file()]
-        array = jax.numpy.zeros(num_bytes // 4, "float32")
-        of_host = np.zeros(num_bytes // 16, np.float32)
-        add = jax.jit(lambda x: jax.lax.fori_loop(0, NUM_PASSES, lambda _, each: each + 1, x))
+        array, of_host = jax.numpy.zeros(num_bytes // 4), np.zeros(num_bytes // 16, np.float32)
+        random = np.random.default_rng(0).standard_normal((size, size), np.float32) / size**0.5
+
+        def seconds(work: Callable[[], Any]) -> float:
+            return seconds_of(lambda: jax.block_until_ready(work()), REPEATS)
+
+        def repeated_s(step: Callable[[Any], Any], array: Any) -> float:
+            many = jax.jit(lambda x: jax.lax.fori_loop(0, NUM_REPEATED, lambda _, y: step(y), x))
+            return seconds(lambda: many(array)) / NUM_REPEATED
+
+        def flops_per_s(data_type: str, products: str) -> float:
+            matrix = jax.numpy.asarray(random, {"f32": "float32", "bf16": "bfloat16"}[data_type])
+            product = partial(jax.numpy.matmul, matrix, precision=products)
+            return 2.0 * size**3 / repeated_s(product, matrix)
+
         return {
             "kind": str(device.device_kind),
             "platform": " ".join(str(device.client.platform_version).split()),
             "driver": " ".join(drivers[0].read_text().splitlines()[0].split()) if drivers else None,
             "num_devices": len(found) or 1,
             "memory_bytes": (device.memory_stats() or {}).get("bytes_limit"),
-            "flops_per_s": {
-                name: _products_per_s(MATRIX_SIZE[self.device], precision)
-                for name, precision in PRECISIONS.items()
-            },
-            "copy_bytes_per_s": 2.0 * NUM_PASSES * num_bytes / _seconds(lambda: add(array)),
+            "flops_per_s": {name: flops_per_s(*each) for name, each in PRECISIONS.items()},
+            "copy_bytes_per_s": 2.0 * num_bytes / repeated_s(lambda x: x + 1, array),
             "upload_bytes_per_s": of_host.nbytes
-            / _seconds(lambda: jax.device_put(of_host, device, may_alias=False)),
+            / seconds(lambda: jax.device_put(of_host, device, may_alias=False)),
         }
-
-
-def _seconds(work: Any) -> float:
-    import jax
-
-    return seconds_of(lambda: jax.block_until_ready(work()), REPEATS)
-
-
-def _products_per_s(size: int, precision: Precision) -> float:
-    """Returns the floating-point operations per second of products of square matrices."""
-    import jax
-
-    dtype = "bfloat16" if precision.data_type == "bf16" else "float32"
-    values = np.random.default_rng(0).standard_normal((size, size), np.float32) / size**0.5
-    matrix = jax.numpy.asarray(values, dtype)
-
-    def product(_: int, other: Any) -> Any:
-        return jax.numpy.matmul(matrix, other, precision=precision.products)
-
-    compiled = jax.jit(lambda other: jax.lax.fori_loop(0, NUM_PRODUCTS, product, other))
-    return 2.0 * NUM_PRODUCTS * size**3 / _seconds(lambda: compiled(matrix))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,13 +137,13 @@ class GpuTask(DeviceTask):
     @property
     def settings(self) -> dict[str, Any]:
         """Adds the precision."""
-        return super().settings | {"data_type": PRECISIONS[self.precision].data_type}
+        return super().settings | {"data_type": PRECISIONS[self.precision][0]}
 
     @property
     def environment(self) -> dict[str, str]:
         """Adds the precision of products, and the cache, which keeps all programs."""
         return super().environment | {
-            "JAX_DEFAULT_MATMUL_PRECISION": PRECISIONS[self.precision].products,
+            "JAX_DEFAULT_MATMUL_PRECISION": PRECISIONS[self.precision][1],
             "JAX_COMPILATION_CACHE_DIR": self.cache_dir,
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
@@ -210,10 +183,12 @@ class GpuTask(DeviceTask):
         first_step_s = time.perf_counter() - begin
         fit(steps_per_epoch=min(WARM_UP_STEPS, num_steps))
         comm.barrier()
-        meter = EnergyMeter(comm)
-        with meter.sampler or nullcontext():
+        sampler, absent = open_sampler(comm)
+        with sampler or nullcontext():
             blocks = _time_blocks(fit, model, comm, self.seconds)
-        energies_j, no_energy = meter.energies_j(blocks[0][0], blocks[-1][1])
+        energies_j, no_energy = {}, absent
+        if sampler:
+            energies_j, no_energy = energies(sampler.traces(), blocks[0][0], blocks[-1][1])
         steps = len(blocks) * num_steps
         return {
             "steps_s": [(end - begin) / num_steps for begin, end in blocks],
@@ -250,7 +225,9 @@ def _blocks(batches: TrainBatches, num_steps: int) -> Any:
     return Blocks()
 
 
-def _time_blocks(fit: Callable[..., Any], model: Any, comm: Communicator, limit_s: float) -> Times:
+def _time_blocks(
+    fit: Callable[..., Any], model: Any, comm: Communicator, limit_s: float
+) -> list[tuple[float, float]]:
     """Returns when blocks of steps, which are Keras's epochs, began and ended; collective.
 
     Rank 0 says when there are enough. The first block is left out: something is still compiled in
@@ -275,49 +252,41 @@ def _time_blocks(fit: Callable[..., Any], model: Any, comm: Communicator, limit_
     return list(zip(begins, ends, strict=True))[1:]
 
 
-class EnergyMeter:
-    """Samples the GPUs of this job on rank 0's node; a null object where none can be read.
+def open_sampler(comm: Communicator) -> tuple[Sampler | None, str]:
+    """Returns what samples this job's GPUs on rank 0's node, or why nothing does; collective.
 
     Both readings of a card are sampled at the same time, so that they can be compared: where NVML's
-    counter and the integral of its power differ, one of them is wrong. All ranks must make one.
+    counter and the integral of its power differ, one of them is wrong.
     """
+    job = JobGpus(comm.local.allgather(visible_here()))
+    if comm.rank:
+        return None, "rank 0 measures it"
+    sources: list[PowerSource] = []
+    reasons: dict[str, None] = {}
+    makers = [partial(NvmlSource, job, (reading,)) for reading in ("energy", "power")]
+    for make in (*makers, partial(AmdSource, job)):
+        try:
+            sources.append(make())
+        except SensorError as error:
+            reasons[str(error)] = None
+    return (Sampler(sources, HZ), "") if sources else (None, "; ".join(reasons))
 
-    def __init__(self, comm: Communicator) -> None:
-        job = JobGpus(comm.local.allgather(visible_here()))
-        self.sampler: Sampler | None = None
-        self._absent = "rank 0 measures it"
-        if comm.rank:
-            return
-        sources: list[PowerSource] = []
-        reasons: dict[str, None] = {}
-        for make in (
-            lambda: NvmlSource(job, ("energy",)),
-            lambda: NvmlSource(job, ("power",)),
-            lambda: AmdSource(job),
-        ):
-            try:
-                sources.append(make())
-            except SensorError as error:
-                reasons[str(error)] = None
-        self._absent = "; ".join(reasons)
-        if sources:
-            self.sampler = Sampler(sources, HZ)
 
-    def energies_j(self, begin_s: float, end_s: float) -> tuple[dict[str, float], str | None]:
-        """Returns the energy of all GPUs by reading, and why there is none.
+def energies(
+    traces: Iterable[Trace], begin_s: float, end_s: float
+) -> tuple[dict[str, float], str | None]:
+    """Returns the energy of all GPUs in J by reading, and why there is none.
 
-        The interval is that between two times of time.perf_counter.
-        """
-        if self.sampler is None:
-            return {}, self._absent
-        found: dict[str, float] = {}
-        reasons: dict[str, str] = {}
-        for trace in self.sampler.traces():
-            reading, energy = trace.channel.reading, trace.energy(begin_s, end_s)
-            if energy.energy_j is None or energy.few_samples:
-                reasons[reading] = energy.reason or "too few samples: raise --seconds"
-            else:
-                found[reading] = found.get(reading, 0.0) + energy.energy_j
-        # A sum without one of the cards would be too small.
-        found = {reading: joules for reading, joules in found.items() if reading not in reasons}
-        return found, None if found else "; ".join(reasons.values())
+    The interval is that between two times of time.perf_counter. A reading that lacks one of the
+    cards is left out, because its sum would be too small.
+    """
+    found: dict[str, float] = {}
+    reasons: dict[str, str] = {}
+    for trace in traces:
+        reading, energy = trace.channel.reading, trace.energy(begin_s, end_s)
+        if energy.energy_j is None or energy.few_samples:
+            reasons[reading] = energy.reason or "too few samples: raise --seconds"
+        else:
+            found[reading] = found.get(reading, 0.0) + energy.energy_j
+    found = {reading: joules for reading, joules in found.items() if reading not in reasons}
+    return found, None if found else "; ".join(reasons.values())

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from candle_p1.bench import gpu, harness
 from candle_p1.bench.gpu import OURS, PLAIN, Gpu
-from candle_p1.bench.gpu_task import PRECISIONS, DeviceTask, EnergyMeter
+from candle_p1.bench.gpu_task import PRECISIONS, DeviceTask, energies, open_sampler
 from candle_p1.cli.bench import command
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import SetupError
@@ -199,11 +199,13 @@ def nvml(monkeypatch):
 
 def sampled(num_samples):
     """The energies between the first and the last of some samples, one a second."""
-    meter = EnergyMeter(SerialCommunicator())
-    for second in range(num_samples if meter.sampler else 0):
-        meter.sampler._clock = lambda second=second: float(second)
-        meter.sampler.sample()
-    return meter.energies_j(0.0, num_samples - 1.0)
+    sampler, absent = open_sampler(SerialCommunicator())
+    if sampler is None:
+        return {}, absent
+    for second in range(num_samples):
+        sampler._clock = lambda second=second: float(second)
+        sampler.sample()
+    return energies(sampler.traces(), 0.0, num_samples - 1.0)
 
 
 def test_counter_and_power_are_read_at_the_same_time(nvml):
