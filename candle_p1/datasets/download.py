@@ -58,7 +58,6 @@ class ResumingDownloader:
         max_bytes: The file's size, if known; a longer one is not downloaded to its end.
         progress: Called with the progress of the download.
         notify: Called when an attempt has failed and another one follows.
-        version: What the server says of the version that was downloaded.
     """
 
     path: Path
@@ -67,10 +66,10 @@ class ResumingDownloader:
     max_bytes: int | None = None
     progress: Progress | None = None
     notify: Notify | None = None
-    version: str = ""
 
     def __post_init__(self) -> None:
         """Names the files of the download."""
+        self.version = ""  # what the server says of the version that was downloaded
         self.partial = partial_path(self.path.parent, self.path.name)
         self._state = self.partial.with_name(f"{self.partial.name}.version")
         self._min_bytes = self.min_kib_per_s * 1024 * SLOW_S
@@ -104,7 +103,8 @@ class ResumingDownloader:
         """Returns the byte to ask for, which is the last one that is there, and its version."""
         with suppress(OSError, ValueError):
             source, version = read_regular_file(self._state).split("\n")
-            if source == without_password(url) and _usable(version) and self._num_bytes() > 1:
+            usable = version and version.isascii() and version.isprintable()
+            if source == without_password(url) and usable and self._num_bytes() > 1:
                 return self._num_bytes() - 1, version
         return 0, ""
 
@@ -124,12 +124,12 @@ class ResumingDownloader:
                 return self._attempt(url)
             except TransientError as error:
                 num_bytes = self._num_bytes()
-                brought_enough = num_bytes - most_bytes > self._min_bytes
-                num_failures = 1 if brought_enough else num_failures + 1
+                num_failures = 0 if num_bytes - most_bytes > self._min_bytes else num_failures
                 most_bytes = max(most_bytes, num_bytes)
-                if num_failures > self.num_retries:
+                if num_failures == self.num_retries:
                     raise
-                wait_s = min(max(error.retry_after_s, 2 ** (num_failures - 1)), MAX_WAIT_S)
+                wait_s = min(max(error.retry_after_s, 2**num_failures), MAX_WAIT_S)
+                num_failures += 1
                 if self.notify:
                     self.notify(
                         f"{self.path.name}: {error}; {num_bytes / 2**20:.1f} MiB downloaded so"
@@ -150,19 +150,21 @@ class ResumingDownloader:
                 options: Any = {"headers": headers, "stream": True, "timeout": TIMEOUTS_S}
                 with session.get(url, **options) as response:
                     _check(response, url)
-                    if response.status_code == requests.codes.ok:
+                    found = _version(response)
+                    part = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+                    if response.status_code == 200:
                         self.discard()
-                        start, version = 0, _version(response)
+                        start, version = 0, found
                         if version:
                             write_atomically(self._state, f"{without_password(url)}\n{version}")
-                    elif not _continues(response, start, version):
+                    elif not part or not start or found not in ("", version):
                         self.discard()
                         raise TransientError("the file on the server has changed")
                     self.version = version
                     self._receive(response, start)
         except (requests.ConnectionError, requests.Timeout, HTTPError) as error:
-            found = re.search(r"\[Errno -?\d+\] ([^'\")]+)|(timed out)", str(error))
-            reason = found[1] or found[2] if found else "it broke"
+            cause = re.search(r"\[Errno -?\d+\] ([^'\")]+)|(timed out)", str(error))
+            reason = cause[1] or cause[2] if cause else "it broke"
             raise TransientError(f"the connection failed ({reason})") from error
         except (requests.RequestException, ValueError) as error:
             reason = str(error) or type(error).__name__
@@ -198,39 +200,30 @@ def without_password(url: str) -> str:
 
 
 def _check(response: requests.Response, url: str) -> None:
-    """Refuses an answer that is not a file, or that does not say where the file ends."""
+    """Refuses an answer that is no file or part of one, or does not say where the file ends."""
     status, headers = response.status_code, response.headers
-    encoding = headers.get("Content-Encoding", "identity").lower()
-    chunked = headers.get("Transfer-Encoding", "").lower() == "chunked"
     answer = f"the server answers {status} {response.reason or ''}".rstrip()
     if status in (408, 429) or status >= 500:
         error = TransientError(answer)
-        retry_after = headers.get("Retry-After", "")  # seconds, or a date
-        error.retry_after_s = int(retry_after) if re.fullmatch("[0-9]{1,9}", retry_after) else 0
+        if re.fullmatch("[0-9]{1,9}", seconds := headers.get("Retry-After", "")):  # or a date
+            error.retry_after_s = int(seconds)
         raise error
     if status == 416:  # the file has become shorter
         return
-    if status not in (200, 206):
-        raise CannotDownloadError(answer)
-    if headers.get("Content-Type", "").lower().startswith("text/html"):
-        raise CannotDownloadError("the server answers with a web page")
+    encoding = headers.get("Content-Encoding", "identity").lower()
+    chunked = headers.get("Transfer-Encoding", "").lower() == "chunked"
     if encoding != "identity" and not url.endswith(("gz", "zip")):
-        raise CannotDownloadError(f"the server compresses it ({encoding}), though asked not to")
-    if not chunked and response.raw.length_remaining is None:
-        raise CannotDownloadError("the server does not say how long the file is")
-
-
-def _continues(response: requests.Response, start: int, version: str) -> bool:
-    is_part = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
-    return start > 0 and is_part and _version(response) in ("", version)
+        answer += f", compressed ({encoding}), though asked not to"
+    elif headers.get("Content-Type", "").lower().startswith("text/html"):
+        answer += ", a web page"
+    elif not chunked and response.raw.length_remaining is None:
+        answer += ", but not how long the file is"
+    elif status in (200, 206):
+        return
+    raise CannotDownloadError(answer)
 
 
 def _version(response: requests.Response) -> str:
     """Returns what If-Range may hold: a strong ETag, or else the date; "" without either."""
     etag = response.headers.get("ETag", "")
-    version = "" if etag.startswith("W/") else etag or response.headers.get("Last-Modified", "")
-    return version if _usable(version) else ""
-
-
-def _usable(version: str) -> bool:
-    return bool(version) and version.isascii() and version.isprintable()
+    return "" if etag.startswith("W/") else etag or response.headers.get("Last-Modified", "")

@@ -120,9 +120,8 @@ def _find(
         if expected and expected.sha256 != sha256:
             problem = f"the SHA-256 is {sha256}; {expected.source} was {expected.sha256}"
     if problem:
-        raise DataError(
-            f"{problem}. Move it away, or fetch into another directory with --out", path
-        )
+        problem += ". Move it away, or fetch into another directory with --out"
+        raise DataError(problem, path)
     if path.name.endswith(SUFFIXES):
         try:
             unpacked = unpack(path, RESERVED, unpack_limit_bytes, write=write)
@@ -144,30 +143,25 @@ def _download(
     """Downloads, checks, unpacks, names and records a file; the directory must be locked."""
     import pooch
 
-    from candle_p1.datasets.download import (
-        CannotDownloadError,
-        ResumingDownloader,
-        without_password,
-    )
+    from candle_p1.datasets import download
 
     pooch.get_logger().setLevel("WARNING")  # it logs URLs with their passwords
     known_hash = f"sha256:{expected.sha256}" if expected else None
     max_bytes = expected.file_bytes if expected else None
-    downloader = ResumingDownloader(path, max_bytes=max_bytes, **options)
+    downloader = download.ResumingDownloader(path, max_bytes=max_bytes, **options)
     partial, staging = downloader.partial, path.parent / STAGING_NAME
-    source, unpacked = without_password(url), None
+    source, unpacked = download.without_password(url), None
     shutil.rmtree(staging, ignore_errors=True)
     try:
         pooch.retrieve(url, known_hash, path.name, staging, downloader=downloader)
         (staging / path.name).replace(partial)
         if path.name.endswith(SUFFIXES):
             unpacked = unpack(path, RESERVED, unpack_limit_bytes, partial)
-    except CannotDownloadError as error:
+    except download.CannotDownloadError as error:
         raise DataError(
-            f"cannot be downloaded from {source}: {error}. If this machine cannot reach the server,"
-            f" copy the files into {path.parent} yourself, or name a mirror or a local directory"
-            " with --data_url (https://…, file:///…), or make synthetic files of the same shape"
-            " with candle-p1 data make",
+            f"cannot be downloaded from {source}: {error}. Copy the files into {path.parent}"
+            " yourself, or name a mirror or a local directory with --data_url, or make synthetic"
+            " files with candle-p1 data make",
             path.name,
         ) from error
     except (ArchiveError, ValueError) as error:  # the latter is pooch's, with both checksums

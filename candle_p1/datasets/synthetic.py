@@ -35,13 +35,9 @@ def number_patients(num_patients: Mapping[str, int]) -> dict[str, range]:
 
 @dataclass(frozen=True)
 class SyntheticFile:
-    """One file of a data set.
+    """One file of a data set: its name, approximate size (for a progress bar) and content.
 
-    Attributes:
-        name: Its name in the data set's directory, or, if it is one of several files with the same
-            role, "<the role's directory>/<name>".
-        num_bytes_estimate: Its approximate size, for a progress bar.
-        blocks: Its content.
+    One of several files with the same role is named "<the role's directory>/<name>".
     """
 
     name: str
@@ -72,14 +68,7 @@ class SyntheticRecipe(ABC):
 def ensure(
     recipe: SyntheticRecipe, size: str, seed: int, progress: Progress | None = None
 ) -> Manifest:
-    """Returns a data set in the data directory; makes it if it is missing or incomplete.
-
-    If two jobs call this at once, one makes the data set and the other waits.
-
-    Raises:
-        ParameterError: The recipe has no such size.
-        DataError: It cannot be written.
-    """
+    """Returns a data set in the data directory; makes it, as `make` does, if need be."""
     directory = data_directory() / "synthetic" / f"{recipe.name}-{size}-{seed}-v{recipe.version}"
     return make(recipe, size, directory, seed, progress, may_replace=True)
 
@@ -95,10 +84,12 @@ def make(
 ) -> Manifest:
     """Makes a data set in a directory, unless the same one is already there and complete.
 
+    If two jobs call this at once, one makes the data set and the other waits.
+
     Raises:
         ParameterError: The recipe has no such size.
-        DataError: The directory has other files with these names, which it may not replace, or
-            cannot be written to.
+        DataError: The directory cannot be written to, or has other files with these names, which
+            may not be replaced.
     """
     if size not in recipe.sizes:
         raise ParameterError(f"unknown size {size!r}: {recipe.name} has {', '.join(recipe.sizes)}")
@@ -113,15 +104,9 @@ def make(
         return found
     others = [name for name in recipe.roles.values() if (directory / name).exists()]
     if others and not may_replace:
-        raise DataError(
-            f"the directory already has {', '.join(others)}, which would be replaced: name another"
-            " directory with --out, or remove the files",
-            directory,
-        )
-    remedy = (
-        f"use a directory with enough space: set {DATA_DIRECTORY_VARIABLE}, or give candle-p1 data"
-        " make another --out"
-    )
+        problem = f"{', '.join(others)} would be replaced: remove them, or name another --out"
+        raise DataError(problem, directory)
+    remedy = f"set {DATA_DIRECTORY_VARIABLE} or --out to a directory with enough space"
     with storing(directory, remedy), locked(directory):
         if found := find():  # another job may have made it in the meantime
             return found

@@ -46,32 +46,30 @@ def format_rows(
         raise ValueError(f"{np.nanmax(np.abs(values))} is too large for {decimals} decimals")
     left = scaled.astype(np.uint32)
     num_digits = max(decimals + 1, len(str(int(left.max(initial=0)))))
-    # A field: separator, sign, digits with the point among them; `written` marks the visible ones.
-    point = 2 + num_digits - decimals
+    # A field: separator, sign, digits with the point among them; `shown` marks the visible ones.
     width = 2 + num_digits + (decimals > 0)
     text = np.empty((*left.shape, max(width, 1 + len(missing))), np.uint8)
-    written = np.zeros(text.shape, bool)
+    shown = np.zeros(text.shape, bool)
     text[:, :, :2] = list(separator + b"-")
-    written[:, :, 0], written[:, :, 1] = True, (values < 0) & (left > 0)
-    in_fraction = np.full(left.shape, not strip_zeros)  # whether a digit further right is visible
-    for position in range(width - 1, 1, -1):
-        if decimals and position == point:
-            text[:, :, position], written[:, :, position] = ord("."), in_fraction
-            continue
-        more = left > 0
+    shown[:, :, 0], shown[:, :, 1] = True, (values < 0) & (left > 0)
+    fraction = np.full(left.shape, not strip_zeros)
+    for exponent in range(num_digits):
+        position = width - 1 - exponent - (0 < decimals <= exponent)
+        if exponent == decimals > 0:
+            text[:, :, position + 1], shown[:, :, position + 1] = ord("."), fraction
+        is_left = left > 0
         left, digit = np.divmod(left, np.uint32(10))
         text[:, :, position] = digit + ord("0")
-        if position > point:
-            in_fraction |= digit != 0
-            more = in_fraction
-        written[:, :, position] = more if position != point - 1 else True
-    if absent.any():
-        written[absent, 1:] = False
-        text[absent, 1 : 1 + len(missing)] = list(missing)
-        written[absent, 1 : 1 + len(missing)] = True
-    rows = zip(prefixes, text, written, strict=True)
+        if exponent < decimals:
+            fraction |= digit != 0
+        shown[:, :, position] = (
+            fraction if exponent < decimals else is_left | (exponent == decimals)
+        )
+    text[absent, 1 : 1 + len(missing)] = list(missing)
+    shown[absent, 1:] = np.arange(1, text.shape[2]) <= len(missing)
+    rows = zip(prefixes, text, shown, strict=True)
     return b"".join(
-        prefix + row[mask].tobytes()[0 if prefix else 1 :] + b"\n" for prefix, row, mask in rows
+        prefix + row[mask].tobytes()[not prefix :] + b"\n" for prefix, row, mask in rows
     )
 
 
@@ -86,22 +84,15 @@ def write_cases(
 ) -> Iterator[bytes]:
     """Yields a table of tumor cases, as `candle_p1.data.cases` reads it: the header, then rows.
 
-    Args:
-        features: The features' names.
-        types: The cancer types.
-        cases: The patient's number and the index of the type, for each row.
-        values: Returns a row's values, shape (features,), for such a pair.
-        decimals: Digits after the point; trailing zeros are omitted.
-        rows_per_block: The number of rows in memory at a time.
+    `cases` has each row's patient number and index of the type, and `values` returns the values for
+    such a pair, shape (features,). `rows_per_block` of them are in memory at a time.
     """
     yield ",".join([*LAYOUT.text_columns, *features]).encode() + b"\n"
     for start in range(0, len(cases), rows_per_block):
         block = cases[start : start + rows_per_block]
-        prefixes = [f"{_barcode(patient)},{types[kind]}".encode() for patient, kind in block]
+        prefixes = [
+            f"TCGA-S{patient // 10_000}-{patient % 10_000:04},{types[kind]}".encode()
+            for patient, kind in block
+        ]
         rows = np.stack([values(patient, kind) for patient, kind in block])
         yield format_rows(prefixes, rows, decimals=decimals, strip_zeros=True)
-
-
-def _barcode(patient: int) -> str:
-    """In the style of TCGA."""
-    return f"TCGA-S{patient // 10_000}-{patient % 10_000:04}"

@@ -76,10 +76,8 @@ def unpack(
         write: Whether to unpack files that are missing; otherwise, None stands for them.
 
     Raises:
-        ArchiveError: It is damaged, or has members that would be outside the directory or are not
-            files.
-        DataError: Its files are larger than the limit, or would replace other files. In this case,
-            too, no file was unpacked.
+        ArchiveError: It is damaged or unsafe.
+        DataError: Its files are larger than the limit, or would replace others; none was unpacked.
         OSError: The directory cannot be written to, or does not have enough space.
     """
     staging = archive.with_name(f".{archive.name}.unpacking")  # until all of them are unpacked
