@@ -22,7 +22,6 @@ from candle_p1.datasets.registry import (
     LOCK_NAME,
     RECORD_NAME,
     Download,
-    Expected,
     Notify,
     expected_file,
     locked,
@@ -105,7 +104,7 @@ def fetch(
 
 
 def _find(
-    path: Path, expected: Expected | None, unpack_limit_bytes: int | None, write: bool
+    path: Path, expected: Download | None, unpack_limit_bytes: int | None, write: bool
 ) -> FetchedFile | None:
     """Returns a file that exists, with its unpacked files; None if it is missing or broken."""
     if not path.exists():
@@ -136,7 +135,7 @@ def _find(
 def _download(
     path: Path,
     url: str,
-    expected: Expected | None,
+    expected: Download | None,
     unpack_limit_bytes: int | None,
     options: dict[str, Any],
 ) -> FetchedFile:
@@ -147,7 +146,7 @@ def _download(
 
     pooch.get_logger().setLevel("WARNING")  # it logs URLs with their passwords
     known_hash = f"sha256:{expected.sha256}" if expected else None
-    max_bytes = expected.file_bytes if expected else None
+    max_bytes = expected.bytes if expected else None
     downloader = download.ResumingDownloader(path, max_bytes=max_bytes, **options)
     partial, staging = downloader.partial, path.parent / STAGING_NAME
     source, unpacked = download.without_password(url), None

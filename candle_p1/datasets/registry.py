@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import filelock
 from pydantic import BaseModel, Field, NonNegativeInt
@@ -28,22 +28,18 @@ Progress = Callable[[str, int, int], None]
 LOCK_NAME, RECORD_NAME = ".lock", "fetched.json"
 
 
-class Expected(NamedTuple):
-    """What a file must be; `source` says whether this is "published" or "recorded"."""
-
-    sha256: str
-    file_bytes: int
-    source: str
-
-
 class Download(BaseModel, strict=True):
-    """What is recorded of a file's first download; `version` is what its server said of it."""
+    """What a file must be, by what CANDLE published or ``fetched.json`` has of its first download.
+
+    `version` is what the server said of it.
+    """
 
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     bytes: NonNegativeInt
     time: str
     url: str = ""
     version: str = ""
+    source: Annotated[str, Field(exclude=True)] = "recorded"
 
 
 class Downloads(BaseModel, strict=True):
@@ -90,16 +86,15 @@ def published_sums() -> dict[str, dict[str, dict[str, Any]]]:
     return dict(read_json(Path(__file__).with_name("registry.json")))
 
 
-def expected_file(benchmark: str, name: str, directory: Path) -> Expected | None:
+def expected_file(benchmark: str, name: str, directory: Path) -> Download | None:
     """Returns the properties a file must have; None if no checksum is published or recorded.
 
     Raises:
         DataError: The directory's record of downloads cannot be read.
     """
     if facts := published_sums().get(benchmark, {}).get(name):
-        return Expected(facts["sha256"], facts["bytes"], "published")
-    first = _recorded(directory).files.get(name)
-    return Expected(first.sha256, first.bytes, "recorded") if first else None
+        return Download(**facts, time="", source="published")
+    return _recorded(directory).files.get(name)
 
 
 def record_download(directory: Path, name: str, download: Download) -> None:
@@ -138,7 +133,7 @@ def file_status(benchmark: str, name: str, directory: Path) -> dict[str, Any]:
         state, sha256, source = "synthetic", made["sha256"], "synthetic"
     elif expected:
         sha256, source = expected.sha256, expected.source
-        if exists and file_bytes != expected.file_bytes:
+        if exists and file_bytes != expected.bytes:
             state = "wrong size"
     return {
         "name": name,
