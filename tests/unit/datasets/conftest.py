@@ -7,6 +7,7 @@ import hashlib
 import socket
 import threading
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -36,13 +37,9 @@ def reply(content=CONTENT, status="200 OK", length=True, **headers):
 
 
 def file(content=CONTENT, drop=None, ranges=True, honours=True, gate=None, etag='"1"', **options):
-    """Returns an answer as servers of files give it.
+    """Returns an answer as servers of files give it; `honours` If-Range or does not.
 
-    Args:
-        drop: After how many bytes the connection is dropped.
-        ranges: Whether a part can be asked for.
-        honours: Whether If-Range is respected.
-        gate: The connection is held here after half of the bytes.
+    The connection is dropped after some bytes, or held at a gate after half of them.
     """
 
     def answer(connection, request):
@@ -56,9 +53,8 @@ def file(content=CONTENT, drop=None, ranges=True, honours=True, gate=None, etag=
                 return
             range_ = f"bytes {start}-{len(content) - 1}/{len(content)}"
             facts |= {"status": "206 Partial Content", "Content_Range": range_}
-        whole = reply(content[start:], **facts)
         body = content[start:]
-        head = whole[: len(whole) - len(body)]
+        head = reply(body, **facts)[: -len(body)]
         half = len(body) // 2 if gate else 0
         connection.sendall(head + body[:half])
         if gate:
@@ -84,33 +80,25 @@ class Server:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self):
-        while not self.closed.is_set():
-            try:
+        with suppress(OSError):  # until it is closed
+            while True:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def _answer(self, connection):
-        with connection:
+        with connection, suppress(OSError):
             request = b""
             while b"\r\n\r\n" not in request:
-                block = connection.recv(4096)
-                if not block:
-                    return
-                request += block
+                request += connection.recv(4096)
             self.requests.append(request.decode())
             answers = self.paths.get(request.split()[1].decode()) or self.paths[None]
             answer = answers[0] if len(answers) == 1 else answers.pop(0)
-            try:
-                if isinstance(answer, bytes):
-                    connection.sendall(answer)
-                else:
-                    answer(connection, request.decode())
-            except OSError:
-                return
+            if isinstance(answer, bytes):
+                connection.sendall(answer)
+            else:
+                answer(connection, request.decode())
 
-    def drip(self, connection, *_, before=b"", block=b"x", pause_s=0.02):
+    def drip(self, connection, before, block, pause_s):
         """Sends one small block after the other until the test ends."""
         connection.sendall(before)
         while not self.closed.wait(pause_s):

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import time
 
 import pytest
@@ -29,9 +30,8 @@ REDIRECT = {"content": b"", "status": "302 Found"}
         reply(b"", length=False),
         *(
             reply(length=False, Content_Length=length)
-            for length in ("-5", "abc", "9" * 5000, "1" * 30, "\xb2", "10, 20")
+            for length in ("-5", "9" * 5000, "1" * 30, "\xb2", "10, 20", len(CONTENT) + 1)
         ),
-        reply(length=False, Content_Length=len(CONTENT) + 1),
         reply(length=False, Transfer_Encoding="chunked"),
         reply(b"zz\r\n", length=False, Transfer_Encoding="chunked"),
         reply(b"5\r\nab", length=False, Transfer_Encoding="chunked"),
@@ -42,19 +42,9 @@ REDIRECT = {"content": b"", "status": "302 Found"}
         *(
             reply(**REDIRECT, Location=location)
             for location in (
-                "file:///etc/passwd",
-                "ftp://127.0.0.1/a.csv",
-                "gopher://x",
-                "javascript:x",
-                "data:,x",
-                "http://[",
-                "http://127.0.0.1:99999/",
-                "http://127.0.0.1:x/",
-                "http://me:secret@127.0.0.1:99999/",
-                "http://a..b/",
-                "\xff\xfe",
-                "http://\xff/",
-                "/" + NAME,
+                *("file:///etc/passwd", "ftp://127.0.0.1/a.csv", "javascript:x", "http://["),
+                *("http://127.0.0.1:99999/", "http://me:secret@127.0.0.1:99999/"),
+                *("http://a..b/", "\xff\xfe", "http://\xff/", "/" + NAME),
             )
         ),
         b"",
@@ -121,18 +111,12 @@ def test_parts_of_different_versions_are_not_joined(serve, get, monkeypatch, eta
     assert server.header("Range") == [None, "bytes=49999-", None]
 
 
-@pytest.mark.parametrize(
-    ("before", "block"),
-    [
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\nETag: 1\r\n\r\n", b"x"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
-    ],
-)
-def test_a_server_that_sends_byte_by_byte_is_given_up(serve, get, monkeypatch, before, block):
+@pytest.mark.parametrize("encoding", ["Content-Length: 1000000", "Transfer-Encoding: chunked"])
+def test_a_server_that_sends_byte_by_byte_is_given_up(serve, get, monkeypatch, encoding):
     monkeypatch.setattr(download, "SLOW_S", 0.3)
-    server = serve(
-        lambda connection, _: server.drip(connection, before=before, block=block, pause_s=0.01)
-    )
+    before = f"HTTP/1.1 200 OK\r\n{encoding}\r\n\r\n".encode()
+    block = b"1\r\nx\r\n" if "chunked" in encoding else b"x"
+    server = serve(lambda connection, _: server.drip(connection, before, block, 0.01))
     with pytest.raises(DataError, match=r"few bytes in 0\.3 s"):
         get(server.url, min_kib_per_s=100)
     assert NAME not in get.left()
@@ -179,7 +163,7 @@ def test_an_endless_file_is_not_downloaded_beyond_its_known_size(serve, get, mon
     facts = {"sha256": "0" * 64, "bytes": 1000}
     monkeypatch.setattr(registry, "published_sums", lambda: {"none": {NAME: facts}})
     head = b"HTTP/1.1 200 OK\r\nETag: 1\r\nContent-Length: 9000000\r\n\r\n"
-    server = serve(lambda c, _: server.drip(c, before=head, block=bytes(100_000), pause_s=0))
+    server = serve(lambda c, _: server.drip(c, head, bytes(100_000), 0))
     with pytest.raises(DataError, match="1000 bytes"):
         get(server.url)
     assert get.left() == set()
@@ -209,40 +193,31 @@ def test_a_damaged_state_of_a_download_is_not_used(serve, get, state):
     assert server.header("Range") == [None]
 
 
+SOUND = {"sha256": "0" * 64, "bytes": 1, "time": "t"}
+DAMAGES = {"sha256": "\x1b[2J", "bytes": "many", "time": [[]]}
+
+
 @pytest.mark.parametrize(
     "text",
     [
-        NESTED,
-        '{"files": {"a.csv": ' + NESTED,
-        "[]",
-        '{"files": []}',
-        '{"files": {"a.csv": 1}}',
-        '{"files": {"a.csv": {}}}',
         *(
-            json.dumps({"files": {NAME: {"sha256": "0" * 64, "bytes": 1, "time": "t"} | changes}})
-            for changes in (
-                {"sha256": 5},
-                {"sha256": "\x1b[2J"},
-                {"sha256": ["0" * 64]},
-                {"bytes": "many"},
-                {"bytes": None},
-                {"time": [[]]},
-            )
+            NESTED,
+            '{"files": {"a.csv": ' + NESTED,
+            "[]",
+            '{"files": []}',
+            '{"files": {"a.csv": {}}}',
         ),
+        *(json.dumps({"files": {NAME: SOUND | {key: DAMAGES[key]}}}) for key in DAMAGES),
         '{"files": {"a.csv": {"sha256": "", "bytes": ' + "9" * 5000 + ', "time": ""}}}',
+        None,  # a directory
     ],
 )
 def test_a_damaged_record_of_downloads_is_one_message(serve, get, text):
+    path = get.directory / "fetched.json"
     get.directory.mkdir()
-    (get.directory / "fetched.json").write_text(text)
+    path.mkdir() if text is None else path.write_text(text)
     with pytest.raises(DataError, match=r"fetched\.json"):
         get(serve(reply()).url)
-
-
-def test_a_record_of_downloads_that_is_a_directory_is_one_message(get):
-    (get.directory / "fetched.json").mkdir(parents=True)
-    with pytest.raises(DataError, match=r"fetched\.json"):
-        registry.expected_file("none", NAME, get.directory)
 
 
 BAD_URLS = """http://me:sec@x.org:99999/ http://me:sec/sec@x.org/ /data ftp://x.org/a http://
@@ -257,36 +232,34 @@ def test_a_bad_url_is_one_message(get, url):
     assert "sec" not in str(refused.value)  # the password
 
 
-@pytest.mark.parametrize("url", ["file:///" + "x" * 5000, "file:///a%00b", "file:///dev/zero"])
-def test_a_bad_local_url_is_one_message(get, url):
+@pytest.mark.parametrize("name", ["x" * 5000, "a%00b", "dev/zero"])
+def test_a_bad_local_url_is_one_message(get, name):
     with pytest.raises(DataError, match=NAME):
-        get(url)
-    with pytest.raises(DataError, match="zero"):
-        get("file:///dev", "zero")
+        get(f"file:///{name}")
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["../a", "/a", "", "..", "b/a", "fetched.json", "a\0.csv", "a\x1b[2J.csv", "a\n.csv"],
+    "name", ["../a", "/a", "", "..", "b/a", "fetched.json", "a\0.csv", "a\x1b[2J.csv"]
 )
 def test_a_name_that_is_not_one_of_a_file_is_one_message(get, name):
     with pytest.raises(ParameterError, match=re.escape(repr(name))):
         get("file:///tmp", name)
 
 
-@pytest.mark.parametrize("source", ["server", "directory"])
-def test_a_pipe_for_the_partial_file_is_replaced(serve, get, tmp_path, source):
-    get.directory.mkdir()
-    os.mkfifo(get.directory / f".{NAME}.partial")
+def test_a_pipe_for_the_partial_file_is_replaced(serve, get, tmp_path):
     (tmp_path / NAME).write_bytes(CONTENT)
-    get(serve(reply()).url if source == "server" else tmp_path.as_uri())
-    assert get.content() == CONTENT
+    for url in (serve(reply()).url, tmp_path.as_uri()):
+        get.directory.mkdir()
+        os.mkfifo(get.directory / f".{NAME}.partial")
+        get(url)
+        assert get.content() == CONTENT
+        shutil.rmtree(get.directory)
 
 
-@pytest.mark.parametrize("kind", ["directory", "pipe"])
-def test_what_is_not_a_file_is_neither_read_nor_replaced(serve, get, kind):
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_what_is_not_a_file_is_neither_read_nor_replaced(serve, get, make):
     get.directory.mkdir()
-    (os.mkfifo if kind == "pipe" else os.mkdir)(get.directory / NAME)
+    make(get.directory / NAME)
     with pytest.raises(DataError, match=NAME):
         get(serve(reply()).url)
     assert get.left() == {NAME}
