@@ -44,20 +44,14 @@ if TYPE_CHECKING:
 
     from candle_p1.bench.training import Course
 
-SAVES_PER_JOB = 2
-"""Saves of a job that are timed, after a first one."""
 HOUR_S = 3600.0
 WARM_UP_STEPS = 3
-ALONE_STEPS = 6
-"""Steps that are timed before each save."""
-SAMPLED_S = 2.0
-"""How long memory is sampled before the first save, in s."""
-MAX_EPOCHS = 1_000_000
-"""More than any job trains: the job ends after its last save."""
-BLOCK_BYTES = 1 << 26
-"""The size of a write of the plain file."""
-ROOM = 3
-"""The room that is needed, in copies of the state: for two saves and the plain file."""
+ALONE_STEPS = 6  # that are timed before each save
+SAVES_PER_JOB = 2  # that are timed, after a first one
+MAX_EPOCHS = 1_000_000  # more than any job trains: it ends after its last save
+SAMPLED_S = 2.0  # how long memory is sampled before the first save
+BLOCK_BYTES = 1 << 26  # of a write of the plain file
+ROOM = 3  # copies of the state: of two saves and the plain file
 
 
 def _backup(model: Any, directory: Path) -> Callable[[int], Any]:
@@ -147,13 +141,12 @@ class CheckpointTask(BenchmarkTask):
         state_bytes: int,
         found: Outcome,
     ) -> Course:
-        """Trains and saves; adds to what is found.
+        """Trains and saves; adds the times of each save, and memory, to what is found.
 
-        Of each save, ``wait_s`` is how long training waited; ``safe_s`` is when its data were on
-        the disk, of the package's own saves as their writer says; ``plain_s`` is the time in which
-        one process has written as many bytes just before, 0 on other ranks than 0; ``alone_s`` and
-        ``beside_s`` are the times of steps before it, and while it was still being written. Steps
-        at the end of an epoch take longer, so compare means, not medians.
+        Training waits for ``wait_s``, and the data are on the disk after ``safe_s``; one process
+        has written as many bytes in ``plain_s`` just before, 0 on other ranks than 0. Steps take
+        ``alone_s`` before a save, and ``beside_s`` while it is being written: compare their means,
+        not medians, because those at the end of an epoch take longer.
         """
         for _ in range(WARM_UP_STEPS):
             yield
@@ -334,14 +327,17 @@ class Checkpoint(harness.BenchmarkComparison):
         mtbf_s, intervals = self.mtbf_hours * HOUR_S, []
         for name, formula in (("Young", young_interval_s), ("Daly", daly_interval_s)):
             interval_s = formula(cost_s, mtbf_s)
-            steps, extra = (
-                interval_s / step_s,
-                expected_ratio(interval_s, cost_s, mtbf_s, restart_s),
+            steps, epoch_steps = interval_s / step_s, first["steps_per_epoch"]
+            extra = expected_ratio(interval_s, cost_s, mtbf_s, restart_s) - 1
+            intervals.append(
+                {
+                    "formula": name,
+                    "interval_s": interval_s,
+                    "steps": steps,
+                    "epochs": steps / epoch_steps,
+                    "expected_extra": extra if math.isfinite(extra) else None,
+                }
             )
-            times = {"interval_s": interval_s, "steps": steps}
-            times["epochs"] = steps / first["steps_per_epoch"]
-            expected = extra - 1 if math.isfinite(extra) else None
-            intervals.append({"formula": name, **times, "expected_extra": expected})
         costs = {"mtbf_s": mtbf_s, "cost_s": cost_s, "restart_s": restart_s}
         return {**costs, "intervals": intervals}
 

@@ -31,6 +31,7 @@ from candle_p1.bench.task import Outcome
 from candle_p1.benchmark import find_benchmark
 from candle_p1.cluster.launchers import check_alone, on_this_machine
 from candle_p1.errors import SetupError
+from candle_p1.records.tables import empty_table
 from candle_p1.text import count
 from candle_p1.training.setup import locate_files
 
@@ -204,7 +205,7 @@ class Gpu(harness.Comparison):
         rates += [("its memory", device["copy_bytes_per_s"], "GB/s")]
         rates += [("from the host to it", device["upload_bytes_per_s"], "GB/s")]
         units = {"TFLOP/s": TERA, "GB/s": GIGA}
-        table = harness.plain_table("what the device does", "rate")
+        table = empty_table("", "what the device does", "rate")
         for what, rate, unit in rates:
             table.add_row(what, f"{format_significant(rate / units[unit])} {unit}")
         yield table

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rich import box
 from rich.table import Table
 
 from candle_p1.bench.task import BenchmarkTask, Outcome, run
@@ -24,6 +23,7 @@ from candle_p1.errors import DataError, ParameterError, did_you_mean
 from candle_p1.files import files_at
 from candle_p1.records import environment
 from candle_p1.records.record import utc_now
+from candle_p1.records.tables import empty_table
 from candle_p1.reports.statistics import MIN_VALUES, median_interval, summarize
 from candle_p1.text import count
 from candle_p1.training.setup import locate_files
@@ -293,15 +293,7 @@ def ms(seconds: float) -> str:
     return format_significant(seconds / 1e-3)
 
 
-def plain_table(*columns: str) -> Table:
-    """Returns a table without rows, whose first column is text and whose others are numbers."""
-    found = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, column in enumerate(columns):
-        found.add_column(column, justify="right" if i else "left", no_wrap=True)
-    return found
-
-
-def table(rows: Sequence[Mapping[str, Any]], columns: Columns, title: str | None = None) -> Table:
+def table(rows: Sequence[Mapping[str, Any]], columns: Columns, title: str = "") -> Table:
     """Returns a table of one or more results.
 
     A column has under its heading, in which "{spread}" stands for what `interval` shows, a key of
@@ -309,8 +301,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Columns, title: str | None
     digits, integers all, and None is "not measured".
     """
     kind = spread(rows[0])
-    found = plain_table(*(heading.replace("{spread}", kind) for heading in columns))
-    found.title = title
+    found = empty_table(title, *(heading.replace("{spread}", kind) for heading in columns))
     for row in rows:
         found.add_row(*(_cell(row, of) for of in columns.values()))
     return found

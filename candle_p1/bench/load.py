@@ -44,12 +44,9 @@ if TYPE_CHECKING:
 
     from candle_p1.parameters.parameter_set import ParameterSet
 
-BASELINES = ("original", "chunked")
-"""The paper's methods, to which the others are compared."""
-CACHED = "cached"
-"""The method whose first load creates what later ones read."""
-RANKED_S = 0.1
-"""Where all methods take less, the ratios of their times are noise."""
+BASELINES = ("original", "chunked")  # the paper's methods
+CACHED = "cached"  # the method whose first load creates what later ones read
+RANKED_S = 0.1  # where all methods take less, the ratios of their times are noise
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,9 @@ from dataclasses import asdict, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.bench.harness import plain_table
 from candle_p1.benchmark import Benchmark, find_benchmark
 from candle_p1.errors import ParameterError
+from candle_p1.records.tables import empty_table
 from candle_p1.reports.published import Published, all_published, content, number_words
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def render(report: Mapping[str, Any]) -> Iterator[str | Table]:
         title, rows = benchmark.upper() or "all benchmarks", report["table_1"].get(benchmark, ())
         if rows:
             yield f"{title}: the paper's Table 1, and what is trained by default (--size full)"
-            table = plain_table("", "published", "CANDLE", "here")
+            table = empty_table("", "", "published", "CANDLE", "here")
             table.add_column("note", overflow="fold")
             for row in rows:
                 name, unit = content()["table_1_rows"][row["name"]]
@@ -124,7 +124,7 @@ def render(report: Mapping[str, Any]) -> Iterator[str | Table]:
                 table.add_row(f"{name} (MB)" if unit == "MB" else name, *shown, row["note"])
             yield table
         yield f"{title}: published values"
-        table = plain_table("machine")
+        table = empty_table("", "machine")
         for heading in ("value", "place"):
             table.add_column(heading, overflow="fold")
         for each in values:

@@ -38,22 +38,15 @@ if TYPE_CHECKING:
     from candle_p1.records.types import ReadingFacts
 
 LOADER = "parallel"
+INDEPENDENT = "independent"  # the purpose of jobs whose ranks share nothing
+MAX_SHOWN_RANKS = 16
 LEAST_DIVIDED_BYTES = 1 << 20
 """What is smaller takes no time, and its lines may be looked up by those of other files."""
-MAX_SHOWN_RANKS = 16
-INDEPENDENT = "independent"
-"""The purpose of jobs whose ranks share nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadTask(LoadTask):
-    """Loads the files of a benchmark once, from a source that may be slow.
-
-    Attributes:
-        delay_s: Extra time that reading each block takes.
-        num_blocks: Into how many blocks the largest file is divided; 0: as in a run.
-        independent: Whether each rank loads its part of the files, by itself.
-    """
+    """Loads the files of a benchmark once, from a source that may be slow."""
 
     own_flags: ClassVar[Mapping[str, str]] = {
         "loader": f"it is {LOADER}; candle-p1 bench load compares loaders",
@@ -61,9 +54,9 @@ class ReadTask(LoadTask):
     }
 
     method: str = LOADER
-    delay_s: float = 0.0
-    num_blocks: int = 0
-    independent: bool = False
+    delay_s: float = 0.0  # what reading each block takes longer
+    num_blocks: int = 0  # of the largest file; 0: as in a run
+    independent: bool = False  # whether each rank loads its part of the files, by itself
 
     def open_reader(
         self, params: ParameterSet, files: FileSet, comm: Communicator, threads: int

@@ -35,22 +35,17 @@ if TYPE_CHECKING:
     from candle_p1.bench.training import Training
 
 MATRIX_SIZE = 4096
-SMALLER_MATRIX_SIZE = 2048
-"""For rates that are measured several times."""
+SMALLER_MATRIX_SIZE = 2048  # for rates that are measured several times
 COPY_BYTES = 1 << 28
 REPEATS = 5
+NUM_CALLS = 10  # of a product, of which the fastest counts, as for the rates
+MAX_BATCHES = 10  # whose making is timed
 FLOAT_BYTES = 4
 PLAIN_PASSES = {"SGD": 5, "RMSprop": 23, "Adam": 31}
 """How often Keras's own optimizers read or write an array of the weights' size in an update: SGD
 multiplies (2) and subtracts (3), the others do one operation of their formulas after another."""
-LAYER_PASSES = 4
-"""How often an output of a layer without weights is written or read, forward and backward."""
-BATCH_PASSES = 4
-"""How often a batch of arrays is: gathered and then copied to a tensor."""
-MAX_BATCHES = 10
-"""The number of batches whose making is timed."""
-NUM_CALLS = 10
-"""How often a product is timed; the fastest call counts, as for the rates."""
+LAYER_PASSES = 4  # over an output of a layer without weights, forward and backward
+BATCH_PASSES = 4  # over a batch of arrays: gathered and then copied to a tensor
 
 
 def bound(model: Any, batch_size: int, num_threads: int) -> dict[str, float] | None:
@@ -128,7 +123,7 @@ def matmul_flops_per_s(size: int = MATRIX_SIZE, of: Reduce = statistics.median) 
 
 
 def matmul_s(shape: tuple[int, int, int], num_calls: int, of: Reduce) -> float:
-    """Returns the time of a product of float32 matrices, (m, k) by (k, n), in s; see seconds_of."""
+    """Returns the time of a product of float32 matrices, (m, k) by (k, n), in s."""
     import keras
 
     m, k, n = shape
@@ -144,7 +139,7 @@ def matmul_s(shape: tuple[int, int, int], num_calls: int, of: Reduce) -> float:
 
 
 def copy_bytes_per_s(num_threads: int, of: Reduce = statistics.median) -> float:
-    """Returns the rate of copying a large array: bytes read plus bytes written; see above."""
+    """Returns the rate of copying a large array: bytes read plus bytes written."""
     source, target = np.ones(COPY_BYTES, np.uint8), np.empty(COPY_BYTES, np.uint8)
     parts = [slice(*share_bounds(COPY_BYTES, i, num_threads)) for i in range(num_threads)]
     with ThreadPoolExecutor(num_threads) as pool:
@@ -202,15 +197,9 @@ def predict(
 ) -> dict[str, Any] | None:
     """Returns the predicted time of a step, ``total_s``, its parts, and convolutions' algorithms.
 
-    Args:
-        model: A built Keras model; its own kernels do not matter.
-        batch_size: The samples of a step.
-        rates: The machine's rates.
-        is_fast: Whether to predict the fast kernels, and not Keras's own.
-        dense_s: The time of the dense layers' products.
-        batches_s: The time that making the batch takes from the step; None: it is part of arrays.
-
-    Returns None if the model has what is not counted: branches, convolutions of another kind, or an
+    `is_fast` chooses the fast kernels or Keras's own. The dense layers' products take `dense_s`,
+    and making the batch takes `batches_s` from the step; None: it is part of arrays. Returns None
+    if the built model has what is not counted: branches, convolutions of another kind, or an
     optimizer that is none of PLAIN_PASSES.
     """
     import keras
@@ -311,9 +300,8 @@ def compare_prediction(
 ) -> dict[str, Any] | None:
     """Returns the predicted steps and their ratio beside the measured ones; None without them.
 
-    The model is fitted to times that nothing has disturbed, so the fastest steps of all rounds are
-    compared with the shortest predictions. A deviation is that of the prediction, relative to the
-    measurement. Predictions are by variant, those of each round.
+    The model is fitted to times that nothing has disturbed, so the fastest step of a variant is
+    compared with the shortest of its predictions, one of each round.
     """
     steps: dict[str, dict[str, Any]] = {}
     for name, measured_s in fastest_s.items():

@@ -1,10 +1,9 @@
 """Compares variants of a training step on the same batches, that of a run first.
 
-Every measurement is a job of its own, which trains a few steps. Variants that should compute the
-same must agree in their losses and in the updates of the first steps; otherwise no result is
-reported. Models of two backends of Keras begin with different random numbers, so they are compared
-by their times alone. Keras 2 draws other random numbers than Keras 3 for dropout, so where there is
-some, the two are compared by further jobs without it.
+Variants that should compute the same must agree in their losses and in the updates of the first
+steps; otherwise no result is reported. Models of two backends begin with different random numbers,
+so they are compared by their times alone. Keras 2 draws other random numbers for dropout, so where
+there is some, it is compared by further jobs without it.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class Step(harness.BenchmarkComparison):
 
     @cached_property
     def other(self) -> OtherEnvironment | None:
-        """The other environment."""
+        """The environment of `compare_env`."""
         return OtherEnvironment.of(self.compare_env) if self.compare_env else None
 
     @property
@@ -305,10 +304,10 @@ def _communication(results: Sequence[Result]) -> dict[str, float] | None:
 def difference(one: Outcome, other: Outcome) -> dict[str, Any]:
     """Returns the relative differences between two trainings on the same batches.
 
-    ``loss`` and ``update`` are the largest difference of a mean loss, and that of the update of a
-    weight by the first steps. ``weights`` has for each weight the difference of its update, and of
-    its values at the end, None where the trainings have done different numbers of steps. It is
-    relative to the norm of the elements compared; "largest" is that of one element.
+    ``loss`` and ``update`` are the largest ones of a mean loss, and of a weight's update by the
+    first steps. ``weights`` has those of each weight, also of its values at the end, None after
+    different numbers of steps; relative to the norm of the elements compared, of which "largest"
+    is that of one.
     """
     num = min(len(one["losses"]), len(other["losses"]))
     losses = np.array(one["losses"][:num]), np.array(other["losses"][:num])

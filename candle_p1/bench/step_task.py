@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from candle_p1.bench.training import Course, Training
     from candle_p1.parameters.parameter_set import ParameterSet
 
-WARM_UP_STEPS = 2
-"""Steps of every job that are not timed; the first one traces the model."""
-MAX_COMPARED = 4096
-"""The number of elements of a weight that are compared."""
+WARM_UP_STEPS = 2  # that are not timed; the first one traces the model
+MAX_COMPARED = 4096  # elements of a weight
 
 Weights = Callable[[Any], Mapping[str, Any]]
 """Returns the weights of a model, by name."""
@@ -33,30 +31,18 @@ Weights = Callable[[Any], Mapping[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class StepTask(BenchmarkTask):
-    """Trains a benchmark for some steps and times each of them.
-
-    Attributes:
-        kernels: "fast" or "plain".
-        inputs: "samples" for batches as in a run, "arrays" for whole NumPy arrays, or the name of
-            one of the benchmark's `other_samples`.
-        averages_gradients: Whether the ranks average their gradients.
-        num_steps: The number of timed steps.
-        measures_machine: Whether to measure the roofline bound, and the memory in a further step.
-        is_predicted: Whether to predict the step at the rates measured before and after it.
-        keras2: The directory of tf_keras, which trains CANDLE's network; None: Keras 3 trains.
-        is_random: Whether the step draws random numbers, such as for dropout, as the flags say.
-    """
+    """Trains a benchmark for some steps and times each of them."""
 
     own_flags: ClassVar[Mapping[str, str]] = {"kernels": "both kinds are measured"}
 
-    kernels: str = "fast"
-    inputs: str = "samples"
+    kernels: str = "fast"  # or "plain"
+    inputs: str = "samples"  # as in a run; "arrays" of NumPy; or one of `other_samples`
     averages_gradients: bool = True
-    num_steps: int = 5
-    measures_machine: bool = False
-    is_predicted: bool = False
-    keras2: str | None = None
-    is_random: bool = True
+    num_steps: int = 5  # that are timed
+    measures_machine: bool = False  # the roofline bound, and the memory in a further step
+    is_predicted: bool = False  # at the rates measured before and after the steps
+    keras2: str | None = None  # the directory of tf_keras; None: Keras 3 trains
+    is_random: bool = True  # with the random numbers that flags ask for, such as for dropout
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -149,9 +135,9 @@ class StepTask(BenchmarkTask):
     ) -> Callable[[Any], Course]:
         """Returns the course of the training, which ranks begin together after the warm-up.
 
-        It adds to what is found: ``steps_s``, the time of each timed step; ``losses``, after every
-        step; ``updates``, by weight what the warm-up has added to some of its elements; ``values``,
-        the same elements after all timed steps; and ``memory`` during a further step.
+        It adds to what is found the times of timed steps, the ``losses`` after every one, by weight
+        the ``updates`` of some elements by the warm-up and their ``values`` after all timed steps,
+        and the ``memory`` during a further step.
         """
 
         def course(callback: Any) -> Course:

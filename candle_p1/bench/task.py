@@ -34,12 +34,9 @@ from candle_p1.training.setup import locate_files
 if TYPE_CHECKING:
     from candle_p1.parameters.parameter_set import ParameterSet
 
-TASK_FILE, OUTCOMES_FILE = "task.pickle", "outcomes.pickle"
-"""The files of a job's directory: what to do, and the outcome of each rank."""
-GRACE_S = 5.0
-"""How long a job may take to end after SIGTERM."""
-KILLED = (-9, 128 + 9)
-"""Exit codes of a process that was killed by SIGKILL, and of its launcher."""
+TASK_FILE, OUTCOMES_FILE = "task.pickle", "outcomes.pickle"  # of a job's directory
+GRACE_S = 5.0  # that a job has to end after SIGTERM
+KILLED = (-9, 128 + 9)  # exit codes of a process killed by SIGKILL, and of its launcher
 SAMPLE_CSV = "1,0.5,-2\n0,1e-3,12.25\n"
 
 Outcome = dict[str, Any]
@@ -201,8 +198,7 @@ def backend_version() -> str:
     return next((f"{name} {v}" for k, v in installed.items() if k.startswith(name)), name)
 
 
-Reduce = Callable[[Sequence[float]], float]
-"""Makes one time of several: their median, or the least."""
+Reduce = Callable[[Sequence[float]], float]  # makes one time of several
 
 
 def seconds_of(work: Callable[[], Any], num_calls: int, of: Reduce = statistics.median) -> float:

@@ -58,23 +58,12 @@ def test_bytes_that_are_read_are_counted_and_those_of_mapped_files_are_not(tmp_p
     assert after["storage_bytes_read"] >= before["storage_bytes_read"]
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"train.csv: .*No such file"):
-        prepare_files("warm", [tmp_path / "train.csv"])
-
-
 def test_a_file_that_has_been_read_is_in_the_file_cache(tmp_path):
-    file = tmp_path / "file"
+    file, empty = tmp_path / "file", tmp_path / "empty"
     file.write_bytes(bytes(MIB + 5))
-    prepare_files("warm", [file])
-    assert resident_share(file) == 1
-    (tmp_path / "empty").touch()
-    assert resident_share(tmp_path / "empty") == 0
-
-
-def test_a_file_that_stays_in_the_cache_is_not_cold(tmp_path):
-    file = tmp_path / "file"
-    file.write_bytes(bytes(MIB))
+    empty.touch()
+    prepare_files("warm", [file, empty])
+    assert (resident_share(file), resident_share(empty)) == (1, 0)
     with (
         file.open("rb") as opened,
         mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
@@ -82,3 +71,5 @@ def test_a_file_that_stays_in_the_cache_is_not_cold(tmp_path):
         assert sum(mapped[::4096]) == 0  # mapped pages are not dropped
         with pytest.raises(SetupError, match="100%"):
             prepare_files("cold", [file])
+    with pytest.raises(DataError, match=r"train.csv: .*No such file"):
+        prepare_files("warm", [tmp_path / "train.csv"])

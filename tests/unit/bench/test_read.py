@@ -81,14 +81,12 @@ def test_the_parts_of_a_file_have_all_lines_once_after_the_first(
     files = FileSet.of({name: tmp_path / f"{name}.csv" for name in ("train", "small")})
     found = []
     for rank in range(num_ranks):
-        ranks = SimpleNamespace(rank=rank, size=num_ranks)
-        parts = part_of(files, tmp_path, ranks)
+        parts = part_of(files, tmp_path, SimpleNamespace(rank=rank, size=num_ranks))
         assert parts.paths["small"] == files.paths["small"]
         first, *rest = parts.paths["train"].read_text().splitlines()
         assert first == lines[0]
         found += rest
     assert found == lines[1:]
-    files = FileSet.of({"train": tmp_path / "train.csv"})
     with pytest.raises(DataError, match=r"cannot write a part of the file to .*nowhere"):
         part_of(files, tmp_path / "nowhere", SimpleNamespace(rank=0, size=2))
 
