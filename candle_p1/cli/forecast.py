@@ -8,7 +8,7 @@ import click
 
 from candle_p1.cli import base
 from candle_p1.cli.model import PATH, comm_option
-from candle_p1.errors import ModelError, ParameterError
+from candle_p1.errors import ModelError
 
 MODES = ("strong", "weak", "batch")
 
@@ -26,7 +26,7 @@ MODES = ("strong", "weak", "batch")
 @click.option(
     "--machine",
     shell_complete=base.complete_machine,
-    help="The machine. With --from, its ranks per node are used, by default those of the runs."
+    help="With --from: the machine whose ranks per node are used, by default those of the runs."
     " Without, it has to be summit: the paper's published values are used.",
 )
 @click.option("--ranks", type=base.NumberList(10**6), required=True, help="Numbers of ranks.")
@@ -35,7 +35,7 @@ MODES = ("strong", "weak", "batch")
     "directories",
     multiple=True,
     type=PATH,
-    help="A directory of runs to predict from; may be given several times.",
+    help="A directory of runs to predict from; repeatable.",
 )
 @click.option(
     "--mode",
@@ -48,8 +48,8 @@ MODES = ("strong", "weak", "batch")
     "changes",
     multiple=True,
     metavar="NAME=VALUE",
-    help="What if: file_system or network faster by a factor, or other epochs, epochs_per_rank"
-    " or batch_size; may be given several times.",
+    help="What if: another file_system or network (faster by a factor), epochs, epochs_per_rank"
+    " or batch_size; repeatable.",
 )
 @base.json_option("the forecasts")
 def command(
@@ -84,18 +84,13 @@ def command(
             runs, benchmark, modes, ranks, changed, per_node, allreduce_s
         )
         if per_node:
-            screen.say(
-                f"--machine {machine}: {per_node} ranks on each node; all rates and powers are"
-                " still those of the machine of the runs"
-            )
-    elif comm:
-        raise ParameterError("--comm is used with --from DIR: published values have no use for it")
-    elif machine != "summit":
-        given = f"--machine {machine}: the paper prints enough only for summit; " if machine else ""
-        other = "" if machine else ", or --machine summit for the paper's values"
-        raise ModelError(f"{given}give runs with --from DIR{other}")
-    elif mode == "batch":
-        raise ModelError("--mode batch: the paper prints enough only for strong and weak")
+            said = f"--machine {machine}: {per_node} ranks on each node"
+            screen.say(f"{said}; rates and powers are still those of the machine of the runs")
+    elif comm or machine != "summit" or mode == "batch":
+        raise ModelError(
+            "give runs with --from DIR, or --machine summit for the paper's values, which are not"
+            " for other machines, --comm or --mode batch"
+        )
     else:
         found = forecasts.forecast_paper(benchmark, modes, ranks, changed)
     for each in found:

@@ -49,23 +49,15 @@ class TransientError(CannotDownloadError):
 
 @dataclass
 class ResumingDownloader:
-    """Downloads one file over HTTP, or copies a local one; follows pooch's downloader protocol.
+    """Downloads one file over HTTP, or copies a local one; follows pooch's downloader protocol."""
 
-    Attributes:
-        path: The file's final path; its directory must be locked.
-        num_retries: The maximum number of consecutive retries.
-        min_kib_per_s: An attempt is given up if it brings less than this over SLOW_S.
-        max_bytes: The file's size, if known; a longer one is not downloaded to its end.
-        progress: Called with the progress of the download.
-        notify: Called when an attempt has failed and another one follows.
-    """
-
-    path: Path
-    num_retries: int = 4
-    min_kib_per_s: int = 1
+    path: Path  # the file's final path; its directory must be locked
+    num_retries: int = 4  # the maximum number of consecutive retries
+    min_kib_per_s: int = 1  # an attempt is given up if it brings less than this over SLOW_S
+    # the file's size, if known; a longer one is not downloaded to its end
     max_bytes: int | None = None
-    progress: Progress | None = None
-    notify: Notify | None = None
+    progress: Progress | None = None  # called with the progress of the download
+    notify: Notify | None = None  # called when an attempt has failed and another one follows
 
     def __post_init__(self) -> None:
         """Names the files of the download."""

@@ -1,7 +1,6 @@
 """Fetching a benchmark's published files: checked by SHA-256, safe to interrupt and to repeat.
 
-A file gets its name only when its checksum is right and, if it is an archive, its files have been
-unpacked.
+A file gets its name only when its checksum is right and its files, if it is an archive, are there.
 """
 
 from __future__ import annotations
@@ -32,18 +31,13 @@ from candle_p1.datasets.unpack import SUFFIXES, ArchiveError, unpack
 from candle_p1.errors import DataError, ParameterError
 from candle_p1.files import content_sha256
 
-STAGING_NAME = ".fetching"
-"""The directory in which pooch keeps a file until its checksum is right."""
+STAGING_NAME = ".fetching"  # where pooch keeps a file until its checksum is right
 RESERVED = (RECORD_NAME, LOCK_NAME, MANIFEST_NAME, STAGING_NAME)
-"""The names of the directory's own files."""
 
 
 @dataclass(frozen=True)
 class FetchedFile:
-    """A file that was just downloaded from `source`, or was there already.
-
-    `unpacked` are the files that were in it if it is an archive.
-    """
+    """A file that was just downloaded from `source`, or was there, and what was unpacked of it."""
 
     path: Path
     file_bytes: int
@@ -62,19 +56,11 @@ def fetch(
     unpack_limit_bytes: int | None = None,
     **options: Any,
 ) -> list[FetchedFile]:
-    """Downloads the files that a directory does not have yet, and checks those it has.
+    """Downloads a benchmark's files that a directory does not have yet, and checks those it has.
 
     Other processes that fetch into the same directory wait and then find the files. Archives are
-    unpacked into the directory.
-
-    Args:
-        benchmark: The benchmark's name, under which checksums are published.
-        names: The files' names; the result has the same order.
-        url: The directory they are in: http, https or file.
-        directory: Where they go; created if missing.
-        notify: Called when another process is waited for, or a download is retried.
-        unpack_limit_bytes: See `unpack`.
-        options: See `download.ResumingDownloader`.
+    unpacked into it, up to `unpack_limit_bytes` (see `unpack`). `options` are those of
+    `download.ResumingDownloader`.
 
     Raises:
         ParameterError: The URL or a name cannot be used.
@@ -109,18 +95,17 @@ def _find(
     """Returns a file that exists, with its unpacked files; None if it is missing or broken."""
     if not path.exists():
         return None
-    problem, sha256, unpacked = "", "", None
-    if not path.is_file():
-        problem = "this is not a file"
-    elif synthetic_facts(path):
-        problem = "this file is synthetic, made by candle-p1 data make"
-    else:
-        sha256 = file_sha256(path)
-        if expected and expected.sha256 != sha256:
-            problem = f"the SHA-256 is {sha256}; {expected.source} was {expected.sha256}"
-    if problem:
-        problem += ". Move it away, or fetch into another directory with --out"
-        raise DataError(problem, path)
+    unpacked, sha256 = None, file_sha256(path) if path.is_file() else ""
+    problems = {
+        "this is not a file": not sha256,
+        "this file is synthetic, made by candle-p1 data make": synthetic_facts(path),
+        f"the SHA-256 is {sha256}, not {expected and expected.sha256}, which was"
+        f" {expected and expected.source}": expected and expected.sha256 != sha256,
+    }
+    for problem, found in problems.items():
+        if found:
+            remedy = "Move it away, or fetch into another directory with --out"
+            raise DataError(f"{problem}. {remedy}", path)
     if path.name.endswith(SUFFIXES):
         try:
             unpacked = unpack(path, RESERVED, unpack_limit_bytes, write=write)

@@ -29,10 +29,7 @@ LOCK_NAME, RECORD_NAME = ".lock", "fetched.json"
 
 
 class Download(BaseModel, strict=True):
-    """What a file must be, by what CANDLE published or ``fetched.json`` has of its first download.
-
-    `version` is what the server said of it.
-    """
+    """What a file must be, as published or recorded; `version` is what its server said of it."""
 
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     bytes: NonNegativeInt
@@ -55,10 +52,7 @@ def partial_path(directory: Path, name: str) -> Path:
 
 @contextmanager
 def storing(directory: Path, remedy: str) -> Iterator[None]:
-    """Converts errors of the file system into a DataError.
-
-    `remedy` says what the user can do, as a clause.
-    """
+    """Converts errors of the file system into a DataError; `remedy` says what the user can do."""
     try:
         yield
     except (OSError, NotImplementedError) as error:  # the latter: no locks on this file system
@@ -67,10 +61,7 @@ def storing(directory: Path, remedy: str) -> Iterator[None]:
 
 
 def locked(directory: Path, notify: Notify | None = None) -> AbstractContextManager[Any]:
-    """Returns a context in which no other process writes to a directory, created if missing.
-
-    `notify` is called if another process must be waited for.
-    """
+    """Returns a context in which no other process writes to a directory, created if missing."""
     directory.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(directory / LOCK_NAME)
     try:

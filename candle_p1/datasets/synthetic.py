@@ -46,18 +46,12 @@ class SyntheticFile:
 
 
 class SyntheticRecipe(ABC):
-    """How a benchmark's synthetic data are made.
+    """How a benchmark's synthetic data are made."""
 
-    Attributes:
-        name: The benchmark's name.
-        version: Must be increased when the same seed gives different bytes.
-        sizes: The sizes it can make.
-        roles: The names of the files, or of directories of files, by role.
-    """
-
-    name: ClassVar[str]
-    version: ClassVar[int]
-    sizes: ClassVar[Sequence[str]] = SIZES
+    name: ClassVar[str]  # the benchmark's name
+    version: ClassVar[int]  # must be increased when the same seed gives different bytes
+    sizes: ClassVar[Sequence[str]] = SIZES  # the sizes it can make
+    # the names of the files, or of directories of files, by role
     roles: ClassVar[Mapping[str, str]]
 
     @abstractmethod

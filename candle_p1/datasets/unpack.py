@@ -44,8 +44,7 @@ class ArchiveError(DataError):
 class _TarStream(gzip.GzipFile):
     """A tar file's bytes; refuses to read more than the headers of a reasonable archive have.
 
-    tarfile reads a member's extended header, however large, into memory at once. It does not read
-    the contents of members while it lists them, but seeks.
+    tarfile reads them into memory at once. The contents it seeks while it lists the members.
     """
 
     left_bytes = MAX_HEADER_BYTES
@@ -65,15 +64,11 @@ def unpack(
     *,
     write: bool = True,
 ) -> list[Path] | None:
-    """Unpacks an archive into the directory it is in; returns the files.
+    """Unpacks an archive into the directory it is in, without `reserved` names; returns the files.
 
-    Args:
-        archive: The archive; its suffix gives its format.
-        reserved: Names in the directory that no member may have.
-        limit_bytes: The size that all files together may have; by default 1 GiB or, if that is
-            more, MAX_RATIO times the archive's size.
-        content: Where the archive's bytes are, if it does not have its name yet.
-        write: Whether to unpack files that are missing; otherwise, None stands for them.
+    All together may have `limit_bytes`, by default 1 GiB or, if that is more, MAX_RATIO times the
+    archive's size. Its bytes are in `content` if it does not have its name yet. Unless `write`,
+    None stands for files that are missing.
 
     Raises:
         ArchiveError: It is damaged or unsafe.

@@ -36,28 +36,18 @@ TOO_MUCH = 1e-10
 
 @dataclass(frozen=True)
 class PhaseFit:
-    """The fit of one phase, or of a power, to samples of its values; the first was measured.
+    """The fit of one phase, or of a power, to samples of its values; the first was measured."""
 
-    Attributes:
-        name: One of PHASES; for a power, of POWER_GROUPS, or "" for that of the whole run.
-        candidates: What was tried.
-        choices: The index of the candidate that was chosen, shape (samples,).
-        coefficients: For each candidate those of all samples, shape (samples, terms); None for a
-            candidate that these runs cannot determine.
-        scores: The mean squared errors of held-out runs, shape (samples, candidates).
-        used: Which runs tell of it, shape (runs,).
-        residuals: (measured - fitted) / scale of each run, shape (runs,); 0 for others.
-        scatter: The deviations of new runs, shape (samples,).
-    """
-
-    name: str
-    candidates: Sequence[Candidate]
-    choices: NDArray[np.int64]
+    name: str  # one of PHASES; for a power, of POWER_GROUPS, or "" for that of the whole run
+    candidates: Sequence[Candidate]  # what was tried
+    choices: NDArray[np.int64]  # the index of the candidate that was chosen, shape (samples,)
+    # for each candidate those of all samples, shape (samples, terms); None for a candidate that
+    # these runs cannot determine
     coefficients: Sequence[Array | None]
-    scores: Array
-    used: NDArray[np.bool_]
-    residuals: Array
-    scatter: Array | float = 0.0
+    scores: Array  # the mean squared errors of held-out runs, shape (samples, candidates)
+    used: NDArray[np.bool_]  # which runs tell of it, shape (runs,)
+    residuals: Array  # (measured - fitted) / scale of each run, shape (runs,); 0 for others
+    scatter: Array | float = 0.0  # the deviations of new runs, shape (samples,)
 
     @property
     def chosen(self) -> Candidate:
@@ -137,13 +127,8 @@ def fit_phase(
     be better by WORTH. Of those that cannot be told apart, every sample takes one at random, and
     the first sample the first.
 
-    Args:
-        name: That of the phase.
-        tried: The candidates.
-        shapes: Those of the runs.
-        samples: Its times, shape (samples, runs), of which the first was measured.
-        scale: What deviations are relative to, shape (runs,).
-        random: For ties.
+    Of `samples`, shape (samples, runs), the first was measured; deviations are relative to `scale`,
+    shape (runs,).
 
     Raises:
         ValueError: No candidate can be determined by these runs.
@@ -186,14 +171,8 @@ def nonnegative_least_squares(design: Array, values: Array) -> Array:
     """Returns the coefficients, none of them negative, with the least squared error.
 
     There are few, so that trying every set of coefficients that are not 0 is exact, and for many
-    samples at once faster than scipy.optimize.nnls for each.
-
-    Args:
-        design: The terms of every run, shape (runs, terms), of full rank.
-        values: Shape (samples, runs).
-
-    Returns:
-        Shape (samples, terms).
+    samples at once faster than scipy.optimize.nnls for each. The design, shape (runs, terms), has
+    full rank; values have the shape (samples, runs), and coefficients (samples, terms).
     """
     num_terms = design.shape[1]
     best = np.zeros((len(values), num_terms))

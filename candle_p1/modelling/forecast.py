@@ -36,21 +36,13 @@ COUNTS = ("epochs", "epochs_per_rank", "batch_size")
 
 @dataclass(frozen=True)
 class Changes:
-    """What is changed; by default nothing.
+    """What is changed; by default nothing."""
 
-    Attributes:
-        file_system: How many times as fast files are read.
-        network: How many times as fast ranks communicate.
-        epochs: Of all ranks together where they share them, else of each.
-        epochs_per_rank: Of each rank, whether they are shared or not.
-        batch_size: Before it is scaled with the ranks.
-    """
-
-    file_system: float = 1.0
-    network: float = 1.0
-    epochs: int | None = None
-    epochs_per_rank: int | None = None
-    batch_size: int | None = None
+    file_system: float = 1.0  # how many times as fast files are read
+    network: float = 1.0  # how many times as fast ranks communicate
+    epochs: int | None = None  # of all ranks together where they share them, else of each
+    epochs_per_rank: int | None = None  # of each rank, whether they are shared or not
+    batch_size: int | None = None  # before it is scaled with the ranks
 
     @classmethod
     def parse(cls, words: Iterable[str]) -> Changes:
@@ -125,22 +117,14 @@ class Changes:
 
 @dataclass(frozen=True)
 class ForecastSource:
-    """What predicts the times of a series of runs.
+    """What predicts the times of a series of runs."""
 
-    Attributes:
-        samples: Returns the times of single runs on some ranks.
-        can_run: Returns whether there can be such a run.
-        is_strong: Whether ideal scaling divides the time by the ranks.
-        base_ranks: The number of ranks that efficiencies compare with.
-        has_ideal: Whether there is ideal scaling: not where batches grow with the ranks.
-        confidence: That of its intervals; None if they are spans of readings.
-    """
-
-    samples: Callable[[int], TimeSamples]
-    can_run: Callable[[int], bool]
-    is_strong: bool
-    base_ranks: int = 1
-    has_ideal: bool = True
+    samples: Callable[[int], TimeSamples]  # returns the times of single runs on some ranks
+    can_run: Callable[[int], bool]  # returns whether there can be such a run
+    is_strong: bool  # whether ideal scaling divides the time by the ranks
+    base_ranks: int = 1  # the number of ranks that efficiencies compare with
+    has_ideal: bool = True  # whether there is ideal scaling: not where batches grow with the ranks
+    # that of its intervals; None if they are spans of readings
     confidence: float | None = PREDICTION_CONFIDENCE
 
     def efficiency(self, found: TimeSamples) -> Array:

@@ -28,33 +28,19 @@ STARTUP, LOAD, WAIT, TRANSFER, COMPUTE, FIRST_STEP, EXPOSED, VALIDATE, EVALUATE,
 
 @dataclass(frozen=True)
 class JobShape:
-    """A run's size, and what each of its ranks does.
+    """A run's size, and what each of its ranks does."""
 
-    Attributes:
-        num_ranks: P.
-        ranks_on_node: The ranks of the fullest node.
-        cores_per_node: None where they are not known or not shared.
-        threads: The threads with which a rank computes.
-        load_threads: Those with which it reads, for loaders that share the reading.
-        epochs: The epochs that each rank trains.
-        steps_per_epoch: The steps of each rank.
-        batch_size: The samples of a step of one rank.
-        file_bytes: The bytes of all data files.
-        shares_loading: Whether the ranks read each file once, together.
-        weight_bytes: The bytes of the weights, which are also those of the gradients.
-    """
-
-    num_ranks: int
-    ranks_on_node: int
-    cores_per_node: int | None
-    threads: int
-    load_threads: int
-    epochs: int
-    steps_per_epoch: int
-    batch_size: int
-    file_bytes: int
-    shares_loading: bool
-    weight_bytes: int
+    num_ranks: int  # P in the laws
+    ranks_on_node: int  # the ranks of the fullest node
+    cores_per_node: int | None  # None where they are not known or not shared
+    threads: int  # the threads with which a rank computes
+    load_threads: int  # those with which it reads, for loaders that share the reading
+    epochs: int  # the epochs that each rank trains
+    steps_per_epoch: int  # the steps of each rank
+    batch_size: int  # the samples of a step of one rank
+    file_bytes: int  # the bytes of all data files
+    shares_loading: bool  # whether the ranks read each file once, together
+    weight_bytes: int  # the bytes of the weights, which are also those of the gradients
 
     @property
     def num_nodes(self) -> int:
@@ -89,17 +75,11 @@ class JobShape:
 
 
 class ModelTerm(NamedTuple):
-    """A term, which is multiplied by a coefficient.
+    """A term, which is multiplied by a coefficient."""
 
-    Attributes:
-        name: What the coefficient tells.
-        unit: Its unit, or that of its inverse, if this is a rate.
-        of: Returns the term for a shape, without the coefficient.
-    """
-
-    name: str
-    unit: str
-    of: Callable[[JobShape], float]
+    name: str  # what the coefficient tells
+    unit: str  # its unit, or that of its inverse, if this is a rate
+    of: Callable[[JobShape], float]  # returns the term for a shape, without the coefficient
 
     @property
     def is_rate(self) -> bool:

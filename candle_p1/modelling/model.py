@@ -43,23 +43,17 @@ TINY = 1e-9
 
 @dataclass(frozen=True)
 class RunModel:
-    """A model of a series.
+    """A model of a series."""
 
-    Attributes:
-        observations: The runs that the phases were fitted to.
-        phases: The fit of each phase.
-        powers: The fits of power; empty where it was not measured.
-        form_error: What extrapolating by a factor of two adds to the relative standard deviation.
-        extrapolation_errors: By how much larger sizes were missed when they were held out, each
-            relatively and for a factor of two.
-        form: The deviation of every sample for a factor of two, as a logarithm, shape (samples,).
-    """
-
-    observations: Sequence[Observation]
-    phases: Sequence[PhaseFit]
-    powers: Sequence[PhaseFit]
+    observations: Sequence[Observation]  # the runs that the phases were fitted to
+    phases: Sequence[PhaseFit]  # the fit of each phase
+    powers: Sequence[PhaseFit]  # the fits of power; empty where it was not measured
+    # what extrapolating by a factor of two adds to the relative standard deviation
     form_error: float
+    # by how much larger sizes were missed when they were held out, each relatively and for a
+    # factor of two
     extrapolation_errors: Sequence[float]
+    # the deviation of every sample for a factor of two, as a logarithm, shape (samples,)
     form: Array = field(repr=False)
 
     @property

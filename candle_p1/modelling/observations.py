@@ -13,15 +13,9 @@ from candle_p1.modelling.laws import LOAD, JobShape
 from candle_p1.records.types import PlanFacts, RunRecord
 from candle_p1.scaling import BATCH_SCALINGS, EPOCHS_SCALINGS, scale_batch_size
 
-SHARED_EPOCHS = ("strong", "strong_ceil")
-"""The scalings of the epochs with which ranks share them."""
-
-COOPERATIVE = ("parallel", "cached")
-"""The loaders with which ranks read each file once, together."""
-
-SHARED_SAMPLES = "batch_step"
-"""The level of data parallelism at which ranks share the samples of an epoch."""
-
+SHARED_EPOCHS = ("strong", "strong_ceil")  # scalings of the epochs with which ranks share them
+COOPERATIVE = ("parallel", "cached")  # loaders with which ranks read each file once, together
+SHARED_SAMPLES = "batch_step"  # the data parallelism at which ranks share an epoch's samples
 BYTES_PER_WEIGHT = 4
 
 POWER_GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -35,48 +29,32 @@ the mean power of the whole run stands."""
 
 @dataclass(frozen=True)
 class Observation:
-    """One run, as a model sees it.
-
-    Attributes:
-        record: The record of the run.
-        shape: Its size, and what each of its ranks did.
-        phases_s: The seconds of each phase, mean over ranks; they add up to the time of the run.
-        total_s: That time.
-        watts: The mean power of the whole job in the phases of POWER_GROUPS that have one, and
-            under "" over the whole run; empty where power was not measured.
-        energy_kind: How that is known: measured, estimated or simulated; "" where it is not.
-        reading_share: The share of loading in which ranks waited for their reads; None where the
-            loader reads while it parses, so that it is unknown.
-    """
+    """One run, as a model sees it."""
 
     record: RunRecord
-    shape: JobShape
+    shape: JobShape  # its size, and what each of its ranks did
+    # the seconds of each phase, mean over ranks; they add up to the time of the run
     phases_s: Mapping[str, float]
     total_s: float
+    # the mean power of the whole job in the phases of POWER_GROUPS that have one, and under ""
+    # over the whole run; empty where power was not measured
     watts: Mapping[str, float]
-    energy_kind: str
+    energy_kind: str  # how that is known: measured, estimated or simulated; "" where it is not
+    # the share of loading in which ranks waited for their reads; None where the loader reads
+    # while it parses, so that it is unknown
     reading_share: float | None
 
 
 @dataclass(frozen=True)
 class ShapeRule:
-    """How the shape of a series' runs follows from the number of ranks.
+    """How the shape of a series' runs follows from the number of ranks."""
 
-    Attributes:
-        base: The shape of a run of the series.
-        plan: Its plan.
-        max_ranks_on_node: The ranks that fill a node.
-        num_samples: The samples on which all ranks can train.
-        max_steps: The limit of the steps of an epoch; 0: there is none.
-        threads: The threads of a rank, by the number of ranks that ran.
-    """
-
-    base: JobShape
+    base: JobShape  # the shape of a run of the series
     plan: PlanFacts
-    max_ranks_on_node: int
-    num_samples: int
-    max_steps: int
-    threads: Mapping[int, int]
+    max_ranks_on_node: int  # the ranks that fill a node
+    num_samples: int  # the samples on which all ranks can train
+    max_steps: int  # the limit of the steps of an epoch; 0: there is none
+    threads: Mapping[int, int]  # the threads of a rank, by the number of ranks that ran
 
     @classmethod
     def of(cls, records: Sequence[RunRecord], ranks_per_node: int | None = None) -> ShapeRule:

@@ -34,30 +34,21 @@ class LoaderTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class PaperInputs:
-    """What the paper prints about a benchmark on Summit, and about NT3, of which it prints most.
+    """What the paper prints about a benchmark on Summit, and about NT3, of which it prints most."""
 
-    Attributes:
-        loading: The seconds of loading all files in one process alone, by loader (Table 3).
-        epochs: The epochs of all ranks together, under strong scaling.
-        weak_epochs: Those of each rank, under weak scaling.
-        weak_gains: The smallest and the largest gain in time under weak scaling, in percent.
-        most_ranks: The largest number of ranks under weak scaling.
-        nt3: The same of NT3; None for NT3 itself.
-        epochs_s: NT3's time per epoch, by number of ranks.
-        at_least: The number of ranks for which that is a lower bound ("more than 3 times").
-        loading_in_job_s: NT3's time of loading in a job, with the original loader.
-        broadcasts_s: NT3's broadcast overhead by loader, by number of ranks.
-    """
-
+    # the seconds of loading all files in one process alone, by loader (Table 3)
     loading: LoaderTimes
-    epochs: int
-    weak_epochs: int
+    epochs: int  # the epochs of all ranks together, under strong scaling
+    weak_epochs: int  # those of each rank, under weak scaling
+    # the smallest and the largest gain in time under weak scaling, in percent
     weak_gains: tuple[float, float]
-    most_ranks: int
-    nt3: PaperInputs | None = None
+    most_ranks: int  # the largest number of ranks under weak scaling
+    nt3: PaperInputs | None = None  # the same of NT3; None for NT3 itself
+    # NT3's time per epoch, by number of ranks
     epochs_s: Mapping[int, float] = field(default_factory=dict)
-    at_least: int = 0
-    loading_in_job_s: float = 0.0
+    at_least: int = 0  # the number of ranks for which that is a lower bound ("more than 3 times")
+    loading_in_job_s: float = 0.0  # NT3's time of loading in a job, with the original loader
+    # NT3's broadcast overhead by loader, by number of ranks
     broadcasts_s: Mapping[int, LoaderTimes] = field(default_factory=dict)
 
 

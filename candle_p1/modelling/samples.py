@@ -41,19 +41,13 @@ def interval_of(
 
 @dataclass(frozen=True)
 class TimeSamples:
-    """What a model predicts for runs on some ranks, sample by sample.
-
-    Attributes:
-        num_ranks: P.
-        phases_s: The seconds of each phase, shape (samples,) each.
-        watts: The power of the job in each phase, likewise; None where it is not known.
-        extrapolation: By which factor the number of ranks is outside those that are known.
-    """
+    """What a model predicts for runs on some ranks, sample by sample."""
 
     num_ranks: int
-    phases_s: Mapping[str, Array]
+    phases_s: Mapping[str, Array]  # the seconds of each phase, shape (samples,) each
+    # the power of the job in each phase, likewise; None where it is not known
     watts: Mapping[str, Array] | None
-    extrapolation: float
+    extrapolation: float  # by which factor the number of ranks is outside those that are known
 
     @property
     def total_s(self) -> Array:
