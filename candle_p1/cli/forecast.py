@@ -87,9 +87,10 @@ def command(
             said = f"--machine {machine}: {per_node} ranks on each node"
             screen.say(f"{said}; rates and powers are still those of the machine of the runs")
     elif comm or machine != "summit" or mode == "batch":
+        given = f"--machine {machine}: " if machine else ""
         raise ModelError(
-            "give runs with --from DIR, or --machine summit for the paper's values, which are not"
-            " for other machines, --comm or --mode batch"
+            f"{given}give runs with --from DIR, or --machine summit for the paper's values, which"
+            " are not for other machines, --comm or --mode batch"
         )
     else:
         found = forecasts.forecast_paper(benchmark, modes, ranks, changed)
