@@ -19,6 +19,7 @@ from candle_p1.cli.base import (
     complete_machine,
     complete_study,
     flags_argument,
+    number_option,
 )
 from candle_p1.cli.study import OUTPUT
 from candle_p1.cluster import submission
@@ -82,16 +83,13 @@ def _read_nodes(context: click.Context, parameter: click.Parameter, text: str | 
     help="Machine: summit, theta, frontier, perlmutter, polaris, aurora, slurm, pbs, local, or a"
     " file that describes another one.",
 )
-@click.option(
+@number_option(
     "--nodes",
     "num_nodes",
-    type=click.IntRange(min=1),
-    help="Number of nodes, 1 by default; a study's runs have as many as their ranks need.",
+    "Number of nodes, 1 by default; a study's runs have as many as their ranks need.",
 )
-@click.option(
-    "--ranks_per_node",
-    type=click.IntRange(min=1),
-    help="Ranks on each node; default: the machine's usual number.",
+@number_option(
+    "--ranks_per_node", "ranks_per_node", "Ranks on each node; default: the machine's usual number."
 )
 @click.option(
     "--time",
@@ -117,10 +115,10 @@ def _read_nodes(context: click.Context, parameter: click.Parameter, text: str | 
 @click.option(
     "--study_size", default="paper", show_default=True, help="Size of the study, such as paper."
 )
-@click.option(
+@number_option(
     "--at_once",
-    type=click.IntRange(min=1),
-    help="How many jobs of a study may run at the same time; default: 1, in a job array all.",
+    "at_once",
+    "How many jobs of a study may run at the same time; default: 1, in a job array all.",
 )
 @click.option(
     "--study_output",
@@ -129,23 +127,19 @@ def _read_nodes(context: click.Context, parameter: click.Parameter, text: str | 
     show_default=True,
     help="Directory for a study's results.",
 )
-@click.option(
-    "--study_ranks",
-    type=NumberList(),
-    help="Numbers of ranks of a study's runs.",
-)
-@click.option(
+@click.option("--study_ranks", type=NumberList(), help="Numbers of ranks of a study's runs.")
+@number_option(
     "--study_repeats",
-    type=click.IntRange(1, MAX_RUNS),
-    help="Number of runs of each configuration of a study.",
+    "study_repeats",
+    "Number of runs of each configuration of a study.",
+    most=MAX_RUNS,
 )
-@click.option(
+@number_option(
     "--chain",
     "num_jobs",
-    metavar="N",
-    type=click.IntRange(1, MAX_CHAIN),
-    help="Submit N jobs, each of which continues the run from its newest checkpoint after the one"
-    " before has ended, until it is complete. With --study, up to N jobs for each run.",
+    "Submit so many jobs, each of which continues the run from its newest checkpoint after the one"
+    " before has ended, until it is complete. With --study, up to so many jobs for each run.",
+    most=MAX_CHAIN,
 )
 @click.option(
     "--array",
@@ -195,7 +189,7 @@ def command(
     kept (--ckpt_every_s 600 --ckpt_save_best False --ckpt_keep_limit 2).
     """
     chosen, machine = find_benchmark(benchmark), load_machine(machine_name)
-    num_jobs, image, ranks_per_node = given["num_jobs"], given["container"], given["ranks_per_node"]
+    num_jobs, image, dry_run = given["num_jobs"], given["container"], given["dry_run"]
     if given["as_array"] and (study is None or num_jobs is not None):
         raise ParameterError("--array goes with --study, and without --chain")
     if given["stage_env"] and image is not None:
@@ -205,33 +199,31 @@ def command(
         queue=given["queue"],
         exclude=given["exclude"],
         container=None if image is None else find_image(machine, image),
-        staged=_archive(given["dry_run"]) if given["stage_env"] else None,
+        staged=_archive(dry_run) if given["stage_env"] else None,
     )
     params = chosen.declaration.parse(flags, chosen.model_file)
-    gpus = params["gpus"] if params.origin("gpus").kind == "flag" else None
-    if gpus and len(gpus) == 1:
+    if params.origin("gpus").kind == "flag" and len(params["gpus"] or ()) == 1:
         text = (
-            f"warning: --gpus {gpus[0]} is the index of the only GPU that ranks use on each node,"
-            " not a number of GPUs: --ranks_per_node gives each rank its own, without --gpus"
+            f"warning: --gpus {params['gpus'][0]} is the index of the only GPU that ranks use on"
+            " each node, not a number of GPUs: --ranks_per_node gives each rank its own, without"
+            " --gpus"
         )
         click.echo(text, err=True)
     if study is None:
-        layout = Layout.on(machine, given["num_nodes"] or 1, ranks_per_node)
-        job, directory = _one_job(chosen, machine, layout, options, flags, given)
-        _submit_one(job, directory, num_jobs, dry_run=given["dry_run"])
+        job, directory = _one_job(chosen, machine, options, flags, given)
+        _submit_one(job, directory, num_jobs, dry_run=dry_run)
         return
     if given["num_nodes"] is not None or given["mode"] is not None:
         raise ParameterError(
             "--nodes and --mode cannot be combined with --study, which determines both"
         )
-    output = given["study_output"]
-    runs = Choice(
-        given["study_size"], given["study_ranks"], given["study_repeats"], flags=list(flags)
-    )
+    output, size = given["study_output"], given["study_size"]
+    runs = Choice(size, given["study_ranks"], given["study_repeats"], flags=list(flags))
     plan = make_plan(find_study(study), runs, output)
     if num_jobs is not None:
         plan = with_checkpoints(plan, output)
-    jobs = StudyJobs(plan, machine, ranks_per_node, given["minutes"], options, num_jobs)
+    wanted = given["ranks_per_node"], given["minutes"]
+    jobs = StudyJobs(plan, machine, *wanted, options, num_jobs)
     _submit_study(jobs, chosen.name, given)
 
 
@@ -249,14 +241,14 @@ def _archive(dry_run: bool) -> str:
 def _one_job(
     benchmark: Benchmark,
     machine: Machine,
-    layout: Layout,
     options: JobOptions,
     flags: tuple[str, ...],
     given: Mapping[str, Any],
 ) -> tuple[JobRequest, Path]:
     """Returns the job of a single run, and the directory of its record."""
-    declaration, model_file, mode = benchmark.declaration, benchmark.model_file, given["mode"]
-    mode, is_chain = mode or "strong", given["num_jobs"] is not None
+    layout = Layout.on(machine, given["num_nodes"] or 1, given["ranks_per_node"])
+    declaration, model_file = benchmark.declaration, benchmark.model_file
+    mode, is_chain = given["mode"] or "strong", given["num_jobs"] is not None
     wanted = job_flags(benchmark, machine, mode)
     chosen = declaration.parse(flags, model_file)
     if is_chain and not any(chosen.origin(name).is_explicit for name in INTERVALS):
@@ -308,7 +300,7 @@ def _submit_one(job: JobRequest, directory: Path, num_jobs: int | None, *, dry_r
     screen.say_command(argv)
     if job.machine.scheduler == "none":
         raise click.exceptions.Exit(submission.run_here(argv, directory, num_jobs or 1))
-    _say_submitted(screen, submission.submit(job, script, num_jobs=num_jobs), script)
+    _say_submitted(submission.submit(job, script, num_jobs=num_jobs), script)
 
 
 def _run_directory(name: str, params: ParameterSet) -> tuple[Path, list[str]]:
@@ -338,8 +330,8 @@ def _chain_note(scheduler: Scheduler, num_jobs: int) -> str:
     return f"submitted {num_jobs} times, after the first with {wait}, where JOB is the one before"
 
 
-def _say_submitted(screen: Screen, ids: list[str], script: Path) -> None:
-    screen.say(f"submitted job{'s' * (len(ids) > 1)} {', '.join(ids)}: {script}")
+def _say_submitted(ids: list[str], script: Path) -> None:
+    Screen().say(f"submitted job{'s' * (len(ids) > 1)} {', '.join(ids)}: {script}")
 
 
 def _submit_study(jobs: StudyJobs, benchmark: str, given: Mapping[str, Any]) -> None:
@@ -369,15 +361,14 @@ def _submit_study(jobs: StudyJobs, benchmark: str, given: Mapping[str, Any]) -> 
     if given["dry_run"]:
         for place, job in due:
             click.echo(printable(f"{job.name}: {place}"), err=True)
+        if due and num_jobs > 1:
+            click.echo(_chain_note(due[0][1].scheduler, num_jobs), err=True)
         if due:
-            if num_jobs > 1:
-                click.echo(_chain_note(due[0][1].scheduler, num_jobs), err=True)
             click.echo(arrays[0].text() if arrays else due[0][1].script(), nl=False)
-        return
-    for array_id, array in jobs.submit_arrays(arrays) if as_array else ():
-        what = f"array {array_id} of {count(len(array.jobs), 'job')}"
-        screen.say(f"submitted {what if array.is_array else f'job {array_id}'}: {array.script}")
-    if as_array:
-        return
-    for ids, script in jobs.submit(due, at_once or 1, under_way):
-        _say_submitted(screen, ids, script)
+    elif as_array:
+        for array_id, array in jobs.submit_arrays(arrays):
+            what = f"array {array_id} of {count(len(array.jobs), 'job')}"
+            screen.say(f"submitted {what if array.is_array else f'job {array_id}'}: {array.script}")
+    else:
+        for ids, script in jobs.submit(due, at_once or 1, under_way):
+            _say_submitted(ids, script)

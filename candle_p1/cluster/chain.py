@@ -104,11 +104,7 @@ class Chain:
 
 
 def begin_chain(directory: Path, num_jobs: int) -> None:
-    """Notes that a chain has so many jobs.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Notes that a chain has so many jobs; raises OSError if it cannot be written."""
     with (directory / CHAIN_NAME).open("a", encoding="utf-8") as file:
         file.write(f"jobs {num_jobs}\n")
 

@@ -36,9 +36,7 @@ class Launch:
     """A command line, and what the user should know about it."""
 
     command: list[str]  # What to execute
-    notes: list[str] = field(
-        default_factory=list
-    )  # Explanations of what is not obvious, for the user
+    notes: list[str] = field(default_factory=list)  # Explanations of what is not obvious
 
 
 def mpirun(
@@ -55,31 +53,25 @@ def mpirun(
     candle_p1.distributed.devices), whereas Open MPI would by default give each rank a single core.
     A rank that waits for a message yields its core to the user's other programs.
 
-    Args:
-        num_ranks: The number of ranks.
-        command: What each rank runs.
-        num_cores: Cores available; None asks the operating system, as for `as_root`.
-        as_root: Whether the user is root.
-        executable: Path of Open MPI's mpirun; None looks beside this Python, then in $PATH.
-
-    Raises:
-        SetupError: There is no mpirun.
+    None for `num_cores` and `as_root` asks the operating system. The `executable` is Open MPI's
+    mpirun; None is the one that `find_mpirun` finds, or SetupError.
     """
     num_cores = len(available_cores()) if num_cores is None else num_cores
     as_root = os.geteuid() == 0 if as_root is None else as_root
     found = executable or find_mpirun()
     line, notes = [found, "-np", str(num_ranks)], []
-    is_hydra = executable is None and mpirun_version(found).startswith(HYDRA)
-    if is_hydra:
+    if executable is None and mpirun_version(found).startswith(HYDRA):
         line += ["-bind-to", "none", "-hosts", "localhost"]
     else:
         # A site may have a file of other hosts, which ranks would go to by default. Open MPI would
         # refuse more ranks than there are physical cores, or slots of a scheduler.
         line += ["--host", f"localhost:{num_ranks}", "--bind-to", "none"]
         line += ["--map-by", ":OVERSUBSCRIBE", "--mca", "mpi_yield_when_idle", "1"]
-    if as_root and not is_hydra:
-        line.append("--allow-run-as-root")
-        notes.append("you are root, which Open MPI has to be told to allow (--allow-run-as-root)")
+        if as_root:
+            line.append("--allow-run-as-root")
+            notes.append(
+                "you are root, which Open MPI has to be told to allow (--allow-run-as-root)"
+            )
     if num_ranks > num_cores:
         notes.append(
             f"{num_ranks} ranks share {count(num_cores, 'core')}: good for a test, not for timing"
@@ -90,9 +82,8 @@ def mpirun(
 def on_this_machine(num_ranks: int, command: Sequence[str]) -> Launch:
     """Returns the command that starts ranks here; a single rank does without mpirun.
 
-    Raises:
-        ParameterError: There are too few cores.
-        SetupError: Several ranks need mpirun, and there is none; or they would not use MPI.
+    Raises ParameterError if there are too few cores, and SetupError if several ranks find no
+    mpirun, or would not use MPI.
     """
     check_num_ranks(num_ranks)
     if num_ranks == 1:
@@ -128,11 +119,7 @@ def check_num_ranks(num_ranks: int) -> None:
 
 
 def find_mpirun() -> str:
-    """Returns the mpirun that belongs to this Python's environment, else the one in $PATH.
-
-    Raises:
-        SetupError: There is none.
-    """
+    """Returns the mpirun of this Python's environment, else that in $PATH; or raises SetupError."""
     beside = Path(sys.executable).parent / "mpirun"
     found = str(beside) if beside.exists() else shutil.which("mpirun")
     if found is None:
@@ -144,11 +131,7 @@ def find_mpirun() -> str:
 
 
 def mpirun_version(path: str) -> str:
-    """Returns the name and version that an mpirun prints.
-
-    Raises:
-        SetupError: It prints none.
-    """
+    """Returns the name and version that an mpirun prints; raises SetupError if it prints none."""
     command = [path, "--version"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     lines = done.stdout.splitlines()
@@ -212,20 +195,15 @@ expands $NODES and $RANKS, which ``job_prepare`` of common/job_env.sh sets.
 def launch_argv(launcher: str, layout: Layout, variables: Sequence[str] = ()) -> list[str]:
     """Returns the arguments before a command that a launcher starts in a job script.
 
-    Args:
-        launcher: A name in COMMAND_LINES.
-        layout: The ranks.
-        variables: Names of the script's variables that ranks need.
-
-    Raises:
-        ParameterError: There is no such launcher.
+    The launcher is a name in COMMAND_LINES, or ParameterError is raised; `variables` are those of
+    the script that ranks need.
     """
     if launcher not in COMMAND_LINES:
         raise ParameterError(f"launcher {launcher!r}: choose one of {', '.join(COMMAND_LINES)}")
     if launcher == "here":
         return mpirun(layout.num_ranks, [], executable="mpirun").command
     cores = layout.cores_per_rank
-    threads = None if layout.threads_per_rank is None else "$OMP_NUM_THREADS"
+    threads = "$OMP_NUM_THREADS" if layout.threads_per_rank else None
     passed_on = dict.fromkeys(("PATH", "LD_LIBRARY_PATH", *variables))
     values = vars(layout) | {
         "cores": cores or 1,
@@ -234,8 +212,8 @@ def launch_argv(launcher: str, layout: Layout, variables: Sequence[str] = ()) ->
         "threads": threads,
         "exported": f"ALL,OMP_NUM_THREADS={threads}" if threads else "ALL",
         "core_list": ":".join(["list", *layout.core_ranges]) if layout.core_ranges else None,
-        "elements": "" if cores is None else f":PE={cores}",
-        "bound_to": "none" if cores is None else "core",
+        "elements": f":PE={cores}" if cores else "",
+        "bound_to": "core" if cores else "none",
         "passed_on": " ".join(f"-x {name}" for name in passed_on),
     }
     return " ".join(fill_in(COMMAND_LINES[launcher], values)).split()

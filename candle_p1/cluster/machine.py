@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import reprlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, Field, NonNegativeInt
 
@@ -94,9 +94,7 @@ class Machine(TomlTable):
     def limits(self, queue: str | None, num_nodes: int) -> tuple[int, int | None, int | None]:
         """Returns the fewest and most nodes of a queue's jobs, and their longest time in minutes.
 
-        Args:
-            queue: Its name; where nothing is known about it, its jobs are not limited.
-            num_nodes: The nodes of the job, on which the longest time may depend.
+        That may depend on the nodes of the job. Nothing limits an unknown queue.
         """
         if queue != self.queue:
             fewest, most, longest = self.queues.get(queue or "", (0, None, None))
@@ -137,9 +135,8 @@ def list_machines() -> list[str]:
 
 def _read(path: Path) -> Machine:
     content = read_toml(path)
-    base = content.pop("base", None)
-    if base is None and path.parent != OURS and (OURS / path.name).is_file():
-        base = path.stem
+    is_users = path.parent != OURS and (OURS / path.name).is_file()
+    base = content.pop("base", path.stem if is_users else None)
     if base is not None:
         known = sorted(file.stem for file in OURS.glob("*.toml"))
         if base not in known:
@@ -147,17 +144,11 @@ def _read(path: Path) -> Machine:
             raise ParameterError(
                 f"{path}: base is {reprlib.repr(base)}{near}; choose one of {', '.join(known)}"
             )
-        content = _merge(read_toml(OURS / f"{base}.toml"), content)
+        below = read_toml(OURS / f"{base}.toml")
+        for key, value in below.items():  # inner tables are merged, lists are replaced
+            both = isinstance(value, dict) and isinstance(content.get(key), dict)
+            content[key] = value | content[key] if both else content.get(key, value)
     return validate(Machine, {"name": path.stem} | content, path)
-
-
-def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Returns a table overridden by another one: inner tables are merged, lists are replaced."""
-    merged = below | above
-    for key, value in above.items():
-        if isinstance(value, dict) and isinstance(below.get(key), dict):
-            merged[key] = below[key] | value
-    return merged
 
 
 def _user_directories() -> list[Path]:

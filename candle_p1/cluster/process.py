@@ -18,7 +18,6 @@ from candle_p1.distributed.watchdog.protocol import SAVE_SIGNALS
 
 GRACE_S = 30.0
 """How long a command may take to end after SIGTERM."""
-POLL_S = 0.2
 SHOW_CURSOR = "\x1b[?25h"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GUARD = """\
@@ -77,25 +76,17 @@ def run_to_end(
     limit_s: float | None = None,
     grace_s: float = GRACE_S,
 ) -> tuple[int, bool]:
-    """Runs a command until it ends, or until its time limit.
+    """Runs a command in an environment until it ends, or is asked to end after `limit_s`.
 
-    No process that it started survives this call, even if an exception ends it. If this process is
-    killed, the command gets SIGTERM (see `GUARD`); for that, call this function from the main
-    thread, which is what the kernel watches.
-
-    Args:
-        command: The command.
-        variables: Its environment.
-        output: Where its output goes.
-        limit_s: When it is asked to end, in s; None sets no limit.
-        grace_s: How long it may then take before it is killed.
+    If it takes longer than `grace_s` then, it is killed. No process that it started survives this
+    call, even if an exception ends it. If this process is killed, the command gets SIGTERM (see
+    `GUARD`); for that, call this function from the main thread, which is what the kernel watches.
 
     Returns:
         Its exit code, negative for a signal, and whether it reached the limit.
     """
     this = psutil.Process()
     others = this.children()
-    start = time.monotonic()
     process: subprocess.Popen[bytes] | None = None
     try:
         process = subprocess.Popen(
@@ -106,16 +97,13 @@ def run_to_end(
             env=dict(variables),
             start_new_session=True,  # Ctrl-C in the terminal reaches this process alone
         )
-        while True:
-            elapsed_s = time.monotonic() - start
-            with suppress(subprocess.TimeoutExpired):
-                # Without a limit nothing wakes this process up while the command runs.
-                code = process.wait(POLL_S if limit_s else None)
-                _end_orphans(process.pid, grace_s)
-                return code, False
-            if limit_s is not None and elapsed_s > limit_s:
-                process.returncode = _end(psutil.Process(process.pid), grace_s)
-                return process.returncode, True
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            process.returncode = _end(psutil.Process(process.pid), grace_s)
+            return process.returncode, True
+        _end_orphans(process.pid, grace_s)
+        return code, False
     finally:
         # A signal may have interrupted Popen when the process had started already.
         for child in this.children():
@@ -129,10 +117,7 @@ def run_in_terminal(command: Sequence[str], variables: Mapping[str, str]) -> int
     """Runs a launcher in the foreground of a terminal; returns the exit code for a shell.
 
     After Ctrl-C, the launcher ends with any code, without a message, and with the cursor hidden.
-
-    Args:
-        command: The launcher's command line; it gets SIGTERM if this process is killed.
-        variables: Its environment.
+    It gets SIGTERM if this process is killed.
     """
     process = subprocess.Popen(guarded(command, os.getpid()), env=dict(variables))
     numbers = (*SIGNALS, *SAVE_SIGNALS, signal.SIGCHLD)

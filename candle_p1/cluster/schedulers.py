@@ -72,23 +72,16 @@ class Scheduler:
     def submit_command(
         self, script: str | Path, after: str | None = None, output: str | None = None
     ) -> list[str]:
-        """Returns the command that submits a script.
+        """Returns the command that submits a script, to start after the job with the id `after`.
 
-        Args:
-            script: Its path.
-            after: The id of a job that has to end before this one may start.
-            output: Path of the output, without a suffix, instead of the one in the script.
+        Its output goes to the path `output`, without a suffix, instead of the one in the script.
         """
         wait = [] if after is None else [option.format(after) for option in self.wait]
         place = [] if output is None else [option.format(output) for option in self.output]
         return [*self.submit, *wait, *place, str(script)]
 
     def read_job_id(self, output: str) -> str:
-        """Returns the id of a job from the output of the submit command.
-
-        Raises:
-            SetupError: The output does not contain it.
-        """
+        """Returns the id of a job that the submit command has printed; SetupError without one."""
         found = re.search(self.job_id, output, re.MULTILINE)
         if found is None:
             raise SetupError(f"{self.submit[0]} printed no job id, but {output.strip()!r}")
@@ -197,11 +190,7 @@ SCHEDULERS = {
 
 
 def find_scheduler(name: str) -> Scheduler:
-    """Returns a scheduler by its name.
-
-    Raises:
-        ParameterError: There is no such scheduler.
-    """
+    """Returns a scheduler by its name, or raises ParameterError."""
     if name not in SCHEDULERS:
         raise ParameterError(f"scheduler {name!r}: choose one of {', '.join(SCHEDULERS)}")
     return SCHEDULERS[name]

@@ -53,8 +53,7 @@ class StagedEnvironment:
     def of(cls, root: Path) -> StagedEnvironment:
         """Finds the files of the environment and of the checkout `root`; writes nothing yet.
 
-        Raises:
-            SetupError: This Python does not belong to a virtual environment.
+        Raises SetupError if this Python does not belong to a virtual environment.
         """
         if sys.prefix == sys.base_prefix:
             raise SetupError(
@@ -65,11 +64,7 @@ class StagedEnvironment:
         return cls(root / ARCHIVES / f"env-{_digest(members)}.tar", members)
 
     def write(self) -> int:
-        """Writes the archive unless it exists; returns its size in bytes.
-
-        Raises:
-            SetupError: It cannot be written.
-        """
+        """Writes the archive unless it exists, or raises SetupError; returns its size in bytes."""
         try:
             if not self.path.exists():
                 self.path.parent.mkdir(exist_ok=True)

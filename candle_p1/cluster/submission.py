@@ -49,11 +49,7 @@ def continues(params: Mapping[str, Any]) -> bool:
 
 
 def check_continues(params: Mapping[str, Any]) -> None:
-    """Checks that the jobs of a chain can continue a run with these parameters.
-
-    Raises:
-        ParameterError: Each of them would begin anew.
-    """
+    """Raises ParameterError if the jobs of a chain with these parameters would begin anew."""
     if not continues(params):
         raise ParameterError(
             "--chain continues runs from checkpoints, which the flags turn off: leave"
@@ -94,8 +90,7 @@ def submitted_id(directory: Path) -> str | None:
 def release(directory: Path) -> None:
     """Removes the script of jobs that have ended, so that the run can be submitted again.
 
-    Raises:
-        ParameterError: It cannot be removed.
+    Raises ParameterError if it cannot be removed.
     """
     try:
         for path in (*_scripts(directory), directory / ID_NAME, directory / CHAIN_NAME):
@@ -105,10 +100,9 @@ def release(directory: Path) -> None:
 
 
 def checkout() -> Path:
-    """Returns the checkout this package runs from, in which scripts find common/job_env.sh.
+    """Returns the checkout this package runs from, or raises SetupError.
 
-    Raises:
-        SetupError: The package does not run from a checkout.
+    Scripts find common/job_env.sh there.
     """
     root = Path(__file__).resolve().parent.parent.parent
     if not (root / "common/job_env.sh").is_file():
@@ -128,8 +122,7 @@ def virtual_environment(root: Path) -> str | None:
 def write_script(script: Path, text: str, num_jobs: int | None = None) -> None:
     """Writes a script, for a chain of `num_jobs`, and makes it executable, as Cobalt requires.
 
-    Raises:
-        ParameterError: It exists already, or cannot be written.
+    Raises ParameterError if it exists already, or cannot be written.
     """
     try:
         script.parent.mkdir(parents=True, exist_ok=True)
@@ -147,8 +140,7 @@ def submit(
 ) -> list[str]:
     """Submits a script after a job with the id `after`, as often as its chain has jobs.
 
-    Returns:
-        The ids of the jobs, each of which waits for the end of the one before.
+    Returns the ids of the jobs, each of which waits for the end of the one before.
 
     Raises:
         SetupError: There is no scheduler here, or it refuses the first job; the script is removed,
@@ -193,22 +185,16 @@ def _submit(job: JobRequest, script: Path, after: str | None, output: str | None
 def run_here(command: Sequence[str], directory: Path, num_jobs: int = 1) -> int:
     """Runs the command of a job up to `num_jobs` times, until the run in a directory is complete.
 
-    Ctrl-C reaches the job that is running. Its end is awaited, and no other job follows.
-
-    Returns:
-        The exit code of the last job.
+    Ctrl-C reaches the job that is running. Its end is awaited, and no other job follows. Returns
+    the exit code of the last job.
     """
-    interrupted = False
-
-    def interrupt(*_: object) -> None:
-        nonlocal interrupted
-        interrupted = True
-
-    previous = signal.signal(signal.SIGINT, interrupt)  # not SIG_IGN, which the job would inherit
+    interrupts = list[object]()
+    # Not SIG_IGN, which the job would inherit.
+    previous = signal.signal(signal.SIGINT, lambda *signal: interrupts.append(signal))
     try:
         for _ in range(num_jobs):
             code = subprocess.call(command, env=without_allocation(os.environ, here=True))
-            if code == 0 or interrupted or Chain.read(directory).decide()[0] != CONTINUE:
+            if code == 0 or interrupts or Chain.read(directory).decide()[0] != CONTINUE:
                 break
     finally:
         signal.signal(signal.SIGINT, previous)
@@ -216,11 +202,7 @@ def run_here(command: Sequence[str], directory: Path, num_jobs: int = 1) -> int:
 
 
 def array_syntax(job: JobRequest) -> ArraySyntax:
-    """Returns how the scheduler of a job's machine writes arrays.
-
-    Raises:
-        ParameterError: It has none.
-    """
+    """Returns how the scheduler of a job's machine writes arrays; ParameterError if it has none."""
     if job.scheduler.array is None:
         raise ParameterError(
             f"--array: the scheduler of {job.machine.name}, {job.machine.scheduler}, has no job"
@@ -247,25 +229,19 @@ class JobArray:
     @property
     def script(self) -> Path:
         """The path of the script that is submitted: the array's, or that of the only job."""
-        return (
-            script_path(self.jobs[0].machine, self.directory) if self.is_array else self.scripts[0]
-        )
+        of_array = script_path(self.jobs[0].machine, self.directory)
+        return of_array if self.is_array else self.scripts[0]
 
     def text(self) -> str:
-        """Returns the text of the script that is submitted.
-
-        Raises:
-            ParameterError: The machine's scheduler has no arrays.
-        """
+        """Returns the text of the script that is submitted."""
         job = self.jobs[0]
         if not self.is_array:
             return job.script()
-        syntax = array_syntax(job)
-        is_limited = self.at_once is not None and self.at_once < len(self.jobs)
+        syntax, num_jobs = array_syntax(job), len(self.jobs)
         numbers = {
             "first": syntax.first,
-            "last": syntax.first + len(self.jobs) - 1,
-            "limit": f"%{self.at_once}" if is_limited else "",
+            "last": syntax.first + num_jobs - 1,
+            "limit": f"%{self.at_once}" if (self.at_once or num_jobs) < num_jobs else "",
         }
         name = syntax.name.format(name=self.name, **numbers)
         array = replace(job, name=name, output=f"{self.directory / 'job'}.{syntax.place}")
@@ -283,8 +259,7 @@ class JobArray:
         The jobs have their scripts already.
 
         Raises:
-            SetupError: There is no scheduler here, or it refuses the array; the scripts are
-                removed.
+            SetupError: There is no scheduler here, or it refuses the array; all scripts are gone.
             ParameterError: The directory cannot be written.
         """
         job = self.jobs[0]

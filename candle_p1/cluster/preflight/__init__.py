@@ -47,15 +47,10 @@ def check_facts(facts: Sequence[NodeFacts], needs: Needs) -> list[Finding]:
 
 
 def examine(comm: Communicator, needs: Needs, node: str) -> list[Finding]:
-    """Examines every node; collective. Returns findings that are not fatal, on every rank the same.
+    """Examines every node, this rank's being `node`; collective.
 
-    Args:
-        comm: The ranks of the job, or one rank of each node.
-        needs: What the job needs.
-        node: The name of this rank's node.
-
-    Raises:
-        SetupError: A node lacks something. The error covers all nodes and is the same on all ranks.
+    The ranks are those of the job, or one of each node. Returns findings that are not fatal, and
+    raises SetupError if a node lacks something; both cover all nodes, on every rank the same.
     """
     gathered = comm.gather(_find_facts(comm, needs, node))
     findings: list[Finding] = comm.broadcast(
@@ -69,23 +64,22 @@ def examine(comm: Communicator, needs: Needs, node: str) -> list[Finding]:
 
 
 def _find_facts(comm: Communicator, needs: Needs, node: str) -> NodeFacts:
-    """Returns the facts of this rank's node; collective, because all read their clocks together."""
     wall_s, monotonic_s = time.time(), time.monotonic()
-    found: dict[str, Any] = {
-        **checks.find_software(with_mpi=comm.size > 1),
-        "space": checks.find_space({"results": needs.output, "data": needs.data}),
-        "files": checks.find_files(needs.files),
-    }
-    comm.barrier()
+    software = checks.find_software(with_mpi=comm.size > 1)
+    space = checks.find_space({"results": needs.output, "data": needs.data})
+    files = checks.find_files(needs.files)
+    comm.barrier()  # all read their clocks together
     now_s, later_s = time.time(), time.monotonic()
     return NodeFacts(
         rank=comm.rank,
         node=node,
         local_rank=comm.local_rank,
         local_size=comm.local_size,
+        space=space,
+        files=files,
         wall_s=now_s,
         step_s=(now_s - wall_s) - (later_s - monotonic_s),
-        **found,
+        **software,
     )
 
 
@@ -94,14 +88,14 @@ class _Amount(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
-        return (
-            number
-            if math.isfinite(number)
-            else self.fail(f"{value} is not a finite number.", param, ctx)
-        )
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
-def _option(flag: str, name: str, kind: Any, text: str) -> Callable[..., Any]:
+def _option(kind: Any, text: str, flag: str, name: str = "") -> Callable[..., Any]:
+    """Returns an option that sets the need of its name."""
+    name = name or flag.removeprefix("--")
     default = getattr(Needs, name)
     shown: dict[str, Any] = {"show_default": bool(default), "multiple": isinstance(default, tuple)}
     return click.option(flag, name, type=kind, default=default, help=text, **shown)
@@ -114,26 +108,18 @@ SETTINGS: dict[str, Any] = {
     "help_option_names": ["-h", "--help"],
     "token_normalize_func": lambda name: name.replace("-", "_"),  # as for candle-p1
 }
+GPUS = "GPUs that a node needs; default: what the job asked for, or what most nodes have."
+DISK = "GiB that have to be free for results, and for data and caches in CANDLE_DATA_DIR."
 
 
 @click.command("preflight", context_settings=SETTINGS)
-@_option("--output", "output", PATH, "Directory for results.")
-@_option("--file", "files", PATH, "A data file that every node has to see; may be repeated.")
-@_option(
-    "--gpus",
-    "num_gpus",
-    click.IntRange(0),
-    "GPUs that a node needs; default: what the job asked for, or what most nodes have.",
-)
-@_option("--shm_gib", "shm_gib", AMOUNT, "GiB that have to be free in /dev/shm.")
-@_option("--memory_gib", "memory_gib", AMOUNT, "GiB of memory that have to be free.")
-@_option(
-    "--disk_gib",
-    "disk_gib",
-    AMOUNT,
-    "GiB that have to be free for results, and for data and caches in CANDLE_DATA_DIR.",
-)
-@_option("--clock_s", "clock_s", AMOUNT, "Seconds by which a node's clock may be off.")
+@_option(PATH, "Directory for results.", "--output")
+@_option(PATH, "A data file that every node has to see; may be repeated.", "--file", "files")
+@_option(click.IntRange(0), GPUS, "--gpus", "num_gpus")
+@_option(AMOUNT, "GiB that have to be free in /dev/shm.", "--shm_gib")
+@_option(AMOUNT, "GiB of memory that have to be free.", "--memory_gib")
+@_option(AMOUNT, DISK, "--disk_gib")
+@_option(AMOUNT, "Seconds by which a node's clock may be off.", "--clock_s")
 def command(**needs: Any) -> Needs:
     """Examine every node of a job; exit with code 2 if one lacks what the job needs.
 
@@ -174,30 +160,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _end(error: CandleError, layout: LaunchedRank, comm: Communicator) -> NoReturn:
+    """Exits after an error that all ranks have; one of them prints it."""
+    # To MPI every rank may be the only one. aprun does not tell the number of ranks, and rank 0 of
+    # these cannot know that there are others.
+    first = 0 if error.agreed or layout.size is not None else 1
+    is_first = (comm.rank if error.agreed else layout.rank) == first
+    if is_first:
+        print_error(error)
     if error.agreed:
-        if comm.rank == 0:
-            print_error(error)
         comm.barrier()
-        sys.exit(EXIT_CODE)
-    # To MPI every rank is the only one, so all have the same error. aprun does not tell the number
-    # of ranks, so its rank 0 has none.
-    if layout.rank != (0 if layout.size is not None else 1):
-        sys.exit(0)
-    print_error(error)
-    sys.exit(EXIT_CODE)
+    sys.exit(EXIT_CODE if is_first or error.agreed else 0)
 
 
 def _parse(arguments: Sequence[str] | None, rank: int) -> Needs:
     """Returns the job's needs. Rank 0 prints --help and errors, after which all ranks exit."""
     program = "python -m candle_p1.cluster.preflight"
+    code = 0
     try:
         with contextlib.redirect_stdout(io.StringIO()) if rank else contextlib.nullcontext():
             parsed = command.main(arguments, prog_name=program, standalone_mode=False)
+        if isinstance(parsed, Needs):
+            return parsed
     except click.ClickException as error:
-        if rank != 0:
-            sys.exit(0)
-        error.show()
-        sys.exit(error.exit_code)
-    if not isinstance(parsed, Needs):  # --help
-        sys.exit(0)
-    return parsed
+        if rank == 0:
+            error.show()
+            code = error.exit_code
+    sys.exit(code)
