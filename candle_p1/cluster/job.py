@@ -92,11 +92,10 @@ class JobRequest:
         return len(self.options.exclude) if self.scheduler.excludes_in_script else 0
 
     def check(self) -> None:
-        """Checks that the machine accepts the job.
+        """Raises ParameterError if the machine does not accept the job.
 
-        Raises:
-            ParameterError: It does not: there is no project, too few nodes, too much time, or a
-                path or name that the scheduler would not take for one.
+        There is no project, too few nodes, too much time, or a path or name that the scheduler
+        would not take for one.
         """
         machine, nodes, options = self.machine, self.num_nodes, self.options
         self._check_exclude()
@@ -118,30 +117,31 @@ class JobRequest:
         self._check_queue()
 
     def _check_exclude(self) -> None:
-        names, name = self.options.exclude, self.machine.name
-        if names and not (self.scheduler.exclude or self.scheduler.excludes_in_script):
-            raise ParameterError(
-                f"--exclude {','.join(names)}: jobs on {name} cannot be kept off nodes"
-            )
         pattern = _NODES_OF_SLURM if self.machine.scheduler == "slurm" else _NODE
-        for wrong in (each for each in names if not re.fullmatch(pattern, each)):
-            raise ParameterError(f"--exclude {wrong}: this is not the name of a node")
+        can_exclude = self.scheduler.exclude or self.scheduler.excludes_in_script
+        for name in self.options.exclude:
+            if not can_exclude or not re.fullmatch(pattern, name):
+                impossible = f"jobs on {self.machine.name} cannot be kept off nodes"
+                why = "this is not the name of a node" if can_exclude else impossible
+                raise ParameterError(f"--exclude {name}: {why}")
 
     def _check_queue(self) -> None:
         machine, nodes = self.machine, self.num_nodes
         queue = self.options.queue or machine.queue
         name = f"the queue {queue} of {machine.name}" if queue else machine.name
+
+        def takes(queue: str | None) -> bool:
+            fewest, most, _ = machine.limits(queue, nodes)
+            return fewest <= nodes <= (most or nodes)
+
         fewest, most, longest = machine.limits(queue, nodes)
-        if not fewest <= nodes <= (most or nodes):
-            others = [
-                each
-                for each in filter(None, (*machine.queues, machine.queue))
-                if (at := machine.limits(each, nodes))[0] <= nodes <= (at[1] or nodes)
-            ]
-            hint = f": {' or '.join(others)} would take them" if others else ""
-            takes = f"{fewest} to {most:,}" if most else f"{fewest} or more"
+        if not takes(queue):
+            others = filter(takes, filter(None, (*machine.queues, machine.queue)))
+            hint = " or ".join(others)
+            hint = f": {hint} would take them" if hint else ""
+            limits = f"{fewest} to {most:,}" if most else f"{fewest} or more"
             raise ParameterError(
-                f"{count(nodes, 'node')}: {name} takes {takes}; choose another --queue{hint}"
+                f"{count(nodes, 'node')}: {name} takes {limits}; choose another --queue{hint}"
             )
         if longest is not None and self.minutes > longest:
             raise ParameterError(
@@ -197,8 +197,7 @@ class JobRequest:
     def script(self) -> str:
         """Returns the text of the job's script.
 
-        Raises:
-            ParameterError: The machine's launcher or scheduler is unknown.
+        Raises ParameterError if the machine's launcher or scheduler is unknown.
         """
         machine, layout, staged = self.machine, self.layout, self.options.staged
         variables = [*machine.environment, *self.environment, "CANDLE_P1_SAVE_S"]
@@ -213,12 +212,10 @@ class JobRequest:
             layout=layout,
             options=self.options,
             scheduler=self.scheduler,
-            directives=self.directives(),
             warning_s=warning_s(self.minutes),
             gpus_variable=GPUS_VARIABLE,
             container_argv=container_argv(self),
             launch_argv=launch,
-            run_argv=[self.program, *self.flags],
         )
 
 
@@ -289,8 +286,7 @@ OF_FILES = ("apptainer", "singularity")
 def find_image(machine: Machine, image: str) -> str:
     """Returns an image as the machine's runtime takes it: a file by its absolute path.
 
-    Raises:
-        ParameterError: There is no such file, or no such runtime.
+    Raises ParameterError if there is no such file, or no such runtime.
     """
     runtime = machine.container.runtime
     if runtime not in RUNTIMES:

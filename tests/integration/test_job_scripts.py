@@ -61,9 +61,10 @@ def set_all(settings, monkeypatch):
 
 
 def ready(pattern, *some):
-    """Returns the ready scripts to run."""
+    """Returns the ready scripts to run, as parameters of a test."""
     scripts = sorted((ROOT / "jobs").glob(pattern))
-    return scripts if ALL in os.environ else [each for each in scripts if each.stem in some]
+    chosen = scripts if ALL in os.environ else [each for each in scripts if each.stem in some]
+    return pytest.mark.parametrize("script", chosen, ids=lambda path: path.name)
 
 
 def flags_for(script, num_ranks):
@@ -71,11 +72,6 @@ def flags_for(script, num_ranks):
     benchmark, mode = Path(script).stem.split("_")
     shares = mode == "strong" and benchmark != "p1b3"
     return f"{SMALL[benchmark]} --epochs {num_ranks if shares else 1}"
-
-
-def preflight_for(script):
-    """Returns whether the preflight runs: once for each machine, to save time."""
-    return "1" if Path(script).stem == "nt3_weak" else "0"
 
 
 def record_of(directory, script):
@@ -92,9 +88,7 @@ def printed_by(directory):
     )
 
 
-@pytest.mark.parametrize(
-    "script", ready("summit/*.lsf", "nt3_weak", "p1b3_strong"), ids=lambda p: p.name
-)
+@ready("summit/*.lsf", "nt3_weak", "p1b3_strong")
 def test_the_scripts_for_summit_run(script, set_all, execute, tmp_path):
     """NT3 under strong scaling runs with all ranks of a node, the others with two of them.
 
@@ -103,18 +97,17 @@ def test_the_scripts_for_summit_run(script, set_all, execute, tmp_path):
     num_ranks = 6 if script.name == "nt3_strong.lsf" else 2
     set_all(
         CANDLE_P1_FLAGS=flags_for(script, num_ranks) + " --averaging horovod",
-        CANDLE_P1_PREFLIGHT=preflight_for(script),
+        CANDLE_P1_PREFLIGHT=str(int(script.stem == "nt3_weak")),  # once, to save time
         FAKE_MAX_RANKS=str(num_ranks),
     )
     code, output = execute(["bsub", "-P", "ABC123", "-nnodes", "1", script])
     assert code == 0, output
-    record = record_of(tmp_path, script)
-    assert record["status"] == "ok", printed_by(tmp_path)
+    record, printed = record_of(tmp_path, script), printed_by(tmp_path)
+    assert record["status"] == "ok", printed
     assert_ranks(record, "jsrun", [(0, rank) for rank in range(num_ranks)])
     assert record["environment"]["settings"]["CUDA_VISIBLE_DEVICES"] == "0"
     assert record["parameters"]["deterministic"]["value"] is False
     assert record["distributed"]["settings"]["HOROVOD_FUSION_THRESHOLD"] != "0"
-    printed = printed_by(tmp_path)
     assert "jsrun -n 6 -r 6 -a 1 -c 7 -g 1 -d packed -b packed:7" in printed
     assert ("starts 2 of 6 ranks" in printed) == (num_ranks == 2)
 
@@ -146,36 +139,22 @@ def test_a_job_that_asked_for_gpus_ends_where_there_are_none(
     assert set(Path(environment["CANDLE_DATA_DIR"]).rglob("*")) == data
 
 
-@pytest.mark.parametrize(
-    "script", ready("theta/*.sh", "nt3_weak", "p1b2_strong"), ids=lambda p: p.name
-)
+@ready("theta/*.sh", "nt3_weak", "p1b2_strong")
 def test_the_scripts_for_theta_run(script, settings, execute, tmp_path):
     """On two nodes, with a rank on each."""
     variables = settings | {
         "CANDLE_P1_FLAGS": flags_for(script, 2),
-        "CANDLE_P1_PREFLIGHT": preflight_for(script),
+        "CANDLE_P1_PREFLIGHT": str(int(script.stem == "nt3_weak")),
         "CANDLE_P1_MINUTES": "60",
     }
     env = ":".join(f"{name}={value}" for name, value in variables.items())
     code, output = execute(["qsub", "-A", "ABC123", "-n", "2", "-t", "60", "--env", env, script])
     assert code == 0, output
-    record = record_of(tmp_path, script)
-    assert record["status"] == "ok", printed_by(tmp_path)
+    record, printed = record_of(tmp_path, script), printed_by(tmp_path)
+    assert record["status"] == "ok", printed
     assert_ranks(record, "aprun", [(0, 0), (1, 0)])
     assert record["environment"]["settings"]["KMP_BLOCKTIME"] == "0"
-    assert "aprun -n 2 -N 1 -d 64 -j 1 -cc depth" in printed_by(tmp_path)
-
-
-def test_the_script_of_a_submitted_job_is_beside_its_record(set_all, execute, tmp_path):
-    set_all(FAKE_MAX_RANKS="2", CANDLE_P1_PREFLIGHT="0")
-    argv = "nt3 --machine summit --nodes 1 --project ABC123 --mode weak -- --epochs 1"
-    code, output = execute([sys.executable, "-c", SUBMIT, *argv.split(), *SMALL["nt3"].split()])
-    assert code == 0, output
-    directory = tmp_path / "output/nt3/EXP000/JOB000"
-    printed = printed_by(directory)
-    assert read_record(directory / "run.json")["status"] == "ok", printed
-    assert (directory / "job.lsf").exists()
-    assert "job " in output
+    assert "aprun -n 2 -N 1 -d 64 -j 1 -cc depth" in printed
 
 
 def test_a_job_near_its_time_limit_leaves_an_interrupted_record(set_all, start, tmp_path):
@@ -192,102 +171,56 @@ def test_a_job_near_its_time_limit_leaves_an_interrupted_record(set_all, start, 
     assert read_record(record)["status"] == "interrupted", printed_by(tmp_path)
 
 
-@pytest.fixture
-def within(set_all, execute, tmp_path):
-    """Runs lines as a job of a fake scheduler; returns its exit code and what it printed."""
-    count = iter(range(100))
-
-    def within(submit, lines):
-        set_all()
-        script = tmp_path / f"job{next(count)}.sh"
-        script.write_text("\n".join(["#!/bin/bash", *lines]) + "\n")
-        script.chmod(0o755)
-        code, output = execute([*submit.split(), script], cwd=tmp_path)
-        printed = output + printed_by(tmp_path)
-        for path in tmp_path.glob("*.o*"):
-            path.unlink()
-        return code, printed
-
-    return within
-
-
-BSUB, QSUB = "bsub -P ABC123 -nnodes 1 -W 1:00 -o x.out", "qsub -A ABC123 -n 2 -t 30 -O x"
-
-
 @pytest.mark.parametrize(
-    ("submit", "refused"),
+    ("submit", "line", "refused"),
     [
-        (
-            BSUB,
-            {
-                "jsrun -n 6 -a 1 -c 8 -g 1 -r 6 true": "5 fit on a host of 42 and 6",
-                "jsrun -n 7 -a 1 -c 6 -g 1 -r 7 true": "6 fit on a host of 42 and 6",
-                "jsrun -n 12 -a 1 -c 7 -g 1 -r 6 true": "12 resource sets, 6 per host, on 1 hosts",
-                "jsrun -n 6 -a 1 -c 7 -g 1 -r 6 -b packed:8 true": "a resource set has 7 cores",
-                "jsrun -n 6 -N 6 true": "unrecognized arguments: -N",
-                "jsrun -n 6 -c 7 -r 6 -d scattered true": "packed, cyclic or plane:#",
-            },
-        ),
-        (
-            QSUB,
-            {
-                "aprun -n 2 -N 1 -d 65 -j 1 -cc depth true": "a node has 64 CPUs then",
-                "aprun -n 3 -N 1 -d 64 -j 1 -cc depth true": "the job has 2 nodes",
-                "aprun -n 2 -N 1 -d 64 -j 1 true": "-d goes with -cc depth",
-                "aprun -n 2 -N 1 -d 64 -j 5 -cc depth true": "4 hardware threads",
-            },
-        ),
-        ("bsub -nnodes 1 -W 1:00", "names no project"),
-        ("bsub -P A -nnodes 1 -W 3:00", "too long for 1 nodes"),
-        ("bsub -P A -nnodes 5000 -W 1:00", "1 to 4608"),
-        ("bsub -P A -nnodes 1 -W 1:00 -alloc_flags ssd", "-alloc_flags: ssd"),
-        ("bsub -P A -nnodes 1 -W 1:00 --gpus 6", "unrecognized"),
-        ("qsub -n 2 -t 30", "names no project"),
-        ("qsub -A A -n 2 -t 30 --attrs mcdram=cached", "--attrs mcdram=cached"),
-        ("qsub -A A -n 2 -t 200", "180 at most"),
-        ("qsub -A A -l select=2", "unrecognized"),
+        ("bsub -P A -nnodes 1 -W 1:00 -o x.out", "jsrun -n 6 -c 8 -r 6 true", "5 fit on a host"),
+        ("bsub -P A -nnodes 1 -W 1:00 -o x.out", "jsrun -n 6 -N 6 true", "unrecognized"),
+        ("bsub -nnodes 1 -W 1:00", "true", "names no project"),
+        ("qsub -A A -n 2 -t 30 -O x", "aprun -n 2 -d 65 -j 1 -cc depth true", "has 64 CPUs then"),
+        ("qsub -A A -l select=2", "true", "unrecognized"),
     ],
 )
-def test_the_fakes_refuse_wrong_options(submit, refused, within):
-    if isinstance(refused, str):
-        code, printed = within(submit, ["true"])
-        assert (code != 0, refused in printed) == (True, True)
-        return
-    _, printed = within(submit, [f"{line} 2>&1; echo answered" for line in refused])
-    for answer, (line, problem) in zip(printed.split("answered"), refused.items(), strict=False):
-        assert problem in answer, line
+def test_the_fakes_refuse_wrong_options(submit, line, refused, set_all, execute, tmp_path):
+    set_all()
+    (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{line}\n")
+    (tmp_path / "job.sh").chmod(0o755)
+    _, output = execute([*submit.split(), tmp_path / "job.sh"], cwd=tmp_path)
+    assert refused in output + printed_by(tmp_path)
 
 
-def submit_here(execute, python, program, *arguments):
-    """Trains NT3 on two ranks of this machine, as a job; returns what was printed."""
-    flags = ["--", *SMALL["nt3"].split(), "--epochs", "1", "--epochs_scaling", "weak"]
-    code, output = execute([python, "-c", program, "nt3", "--machine", *arguments, *flags])
-    assert code == 0, output
-    return output
+@pytest.fixture
+def submit_here(set_all, execute, tmp_path):
+    """Trains NT3 on two ranks of this machine, as a job; returns its record and its output."""
+
+    def submit_here(python, program, *arguments, **variables):
+        set_all(**variables)
+        flags = ["--", *SMALL["nt3"].split(), "--epochs", "1", "--epochs_scaling", "weak"]
+        code, output = execute([python, "-c", program, "nt3", "--machine", *arguments, *flags])
+        assert code == 0, output
+        record = read_record(tmp_path / "output/nt3/EXP000/JOB000/run.json")
+        assert (record["status"], record["num_ranks"]) == ("ok", 2), output
+        return record, output
+
+    return submit_here
 
 
-def test_ranks_train_in_a_container(set_all, execute, tmp_path):
+def test_ranks_train_in_a_container(submit_here, tmp_path):
     """What stands in for Apptainer runs their commands on this machine."""
     (tmp_path / "image.sif").write_text("")
-    set_all()
-    output = submit_here(execute, sys.executable, SUBMIT, "local", "--container", "image.sif")
-    record = read_record(tmp_path / "output/nt3/EXP000/JOB000/run.json")
-    assert (record["status"], record["num_ranks"]) == ("ok", 2), output
+    record, _ = submit_here(sys.executable, SUBMIT, "local", "--container", "image.sif")
     settings = record["environment"]["settings"]
     assert settings["CANDLE_P1_CONTAINER"] == f"{tmp_path}/image.sif"
 
 
-def test_ranks_train_with_an_environment_on_their_nodes_storage(set_all, execute, tmp_path):
-    node = tmp_path / "node"
+def test_ranks_train_with_an_environment_on_their_nodes_storage(submit_here, tmp_path):
+    node, machine = tmp_path / "node", tmp_path / "ours.toml"
     node.mkdir()
-    machine = tmp_path / "ours.toml"
     machine.write_text(f'base = "local"\ntitle = "this machine"\nlocal_storage = "{node}"\n')
     python = make_venv(tmp_path / ".venv")
-    set_all(CANDLE_P1_VENV=str(tmp_path / ".venv"), PYTHONPATH=str(ROOT))
+    variables = {"CANDLE_P1_VENV": str(tmp_path / ".venv"), "PYTHONPATH": str(ROOT)}
     program = STAGE.format(str(tmp_path / "archives")) + SUBMIT
-    output = submit_here(execute, python, program, machine, "--stage_env")
-    record = read_record(tmp_path / "output/nt3/EXP000/JOB000/run.json")
-    assert (record["status"], record["num_ranks"]) == ("ok", 2), output
+    record, output = submit_here(python, program, machine, "--stage_env", **variables)
     assert any(word.startswith(f"{node}/candle_p1-env-") for word in record["command"])
     assert f"{node}/candle_p1-env-" in output
     assert record["environment"]["source"]

@@ -29,8 +29,6 @@ SUBMIT = "from candle_p1.cli.submit import command; command()"
 LIMIT_S = 240
 EPOCH_S = 6.0
 SLOW = Path(__file__).parent / "slow_nt3.py"
-MINUTES = os.environ.get("CANDLE_P1_CHAIN_MINUTES")
-"""The time limit of the jobs of a chain whose run takes twice as long; None skips that test."""
 STUDY = """\
 title = "Two seeds"
 benchmark = "nt3"
@@ -40,24 +38,12 @@ minutes = 10
 [sizes.small]
 ranks = [2]
 threads = 1
-
-[sizes.small.flags]
-size = "small"
-conv = [4, 20, 1]
-pool = [10]
-dense = [8]
-epochs = 1
-epochs_scaling = "weak"
-train_steps = 2
-val_steps = 1
-test_steps = 1
+flags = { size = "small", conv = [4, 20, 1], pool = [10], dense = [8], epochs = 1, \
+epochs_scaling = "weak", train_steps = 2, val_steps = 1, test_steps = 1 }
 """
 
 
-SHARED = """base = "slurm"
-title = "a cluster whose jobs share nodes"
-directives = []
-"""
+SHARED = 'base = "slurm"\ntitle = "a cluster whose jobs share nodes"\ndirectives = []\n'
 
 
 @pytest.fixture(scope="module")
@@ -202,19 +188,13 @@ def test_a_chain_of_jobs_continues_one_run(limited_job, slurm, submit, paced, en
         slurm.say("scancel", "--batch", "--signal=USR1", job)
         wait_until(lambda job=job: slurm.has_ended(job), LIMIT_S)
         assert slurm.state(job).strip() == "FAILED", printed_by(directory)
-    wait_until(lambda: slurm.has_ended(jobs[3]), LIMIT_S)
+    record, printed = ended(jobs, directory)
     assert [slurm.state(job).strip() for job in jobs[2:]] == ["COMPLETED"] * 2
     assert "srun" not in printed_by(directory, jobs[3])
-    record, printed = ended(jobs, directory)
-    assert_parts(record, ["interrupted", "interrupted", "ok"], printed)
-    assert record["whole"]["lost_steps"] == 0
-    assert len(record["training"]["epochs"]) == 6
-
-
-def assert_parts(record, statuses, printed):
     assert record["status"] == "ok", printed
-    assert [part["status"] for part in record["parts"]] == statuses, printed
-    assert record["whole"]["num_parts"] == len(statuses)
+    assert [part["status"] for part in record["parts"]] == ["interrupted", "interrupted", "ok"]
+    assert (record["whole"]["num_parts"], record["whole"]["lost_steps"]) == (3, 0)
+    assert len(record["training"]["epochs"]) == 6
 
 
 def test_the_time_limit_leaves_an_interrupted_record(limited_job, ended):
@@ -225,56 +205,26 @@ def test_the_time_limit_leaves_an_interrupted_record(limited_job, ended):
     assert "SIGTERM" not in printed_by(limited_job[1])
 
 
-@pytest.mark.skipif(MINUTES is None, reason="CANDLE_P1_CHAIN_MINUTES is not set")
-def test_a_run_that_takes_twice_the_time_limit(slurm, submit, paced, ended):
-    """Slurm itself warns the jobs. With CANDLE_P1_CHAIN_MINUTES=2 this takes five minutes."""
-    limit_s = 60 * int(MINUTES)
-    epochs = round(1.75 * limit_s / EPOCH_S)  # to start and to validate takes time, too
-    flags = f"{SMALL} --epochs {epochs} --epochs_scaling weak"
-    jobs, directory = submit("--time", MINUTES, "--chain", "3", "--", *flags.split(), **paced)
-    wait_until(lambda: slurm.has_ended(jobs[2]), 4 * limit_s)
-    record, printed = ended(jobs, directory)
-    assert_parts(record, ["interrupted", "interrupted", "ok"], printed)
-    assert record["whole"]["total_s"] > 1.75 * limit_s
-
-
-def test_a_study_is_a_chain_of_jobs(slurm, ended, tmp_path):
-    """Its jobs request whole nodes, so this comes after the others."""
-    (tmp_path / "two.toml").write_text(STUDY)
-    line = ["nt3", "--machine", "slurm", "--study", "two.toml", "--study_size", "small"]
-    output = run([sys.executable, "-c", SUBMIT, *line], tmp_path, slurm, {})
-    jobs = re.findall(r"submitted job (\d+): ?(\S+)", re.sub(r"\n(?!submitted)", "", output))
-    (first, _), (second, _) = jobs
-    assert f"afterany:{first}" in slurm.say("scontrol", "show", "job", second)
-    for job, script in jobs:
-        record, printed = ended([job], Path(script).parent)
-        assert record["status"] == "ok", printed
-        assert record["launcher"] == "srun"
-    output = run([sys.executable, "-c", SUBMIT, *line], tmp_path, slurm, {})
-    assert "0 jobs" in output
-
-
 def test_runs_of_a_study_as_an_array_with_a_staged_environment(slurm, ended, tmp_path):
-    """Each on a whole node, to which sbcast copies the environment."""
-    (tmp_path / "two.toml").write_text(STUDY)
-    (tmp_path / "node").mkdir()
-    machine = tmp_path / "ours.toml"
-    machine.write_text(f'base = "slurm"\ntitle = "a cluster"\nlocal_storage = "{tmp_path}/node"\n')
+    """Each on a whole node, to which sbcast copies the environment; this comes after the others."""
+    node, machine, study = (tmp_path / name for name in ("node", "ours.toml", "two.toml"))
+    study.write_text(STUDY)
+    node.mkdir()
+    machine.write_text(f'base = "slurm"\ntitle = "a cluster"\nlocal_storage = "{node}"\n')
     python = make_venv(tmp_path / ".venv")
     program = f"from candle_p1.cluster import staging; staging.ARCHIVES = {str(tmp_path)!r}; "
-    line = ["nt3", "--machine", machine, "--study", "two.toml", "--study_size", "small"]
-    options = ["--study_output", tmp_path / "results", "--array", "--stage_env"]
+    line = ["nt3", "--machine", machine, "--study", study, "--study_size", "small"]
+    command = [python, "-c", program + SUBMIT, *line, "--array", "--stage_env"]
     variables = {"PYTHONPATH": str(ROOT), "CANDLE_P1_VENV": str(tmp_path / ".venv")}
-    command = [python, "-c", program + SUBMIT, *line, *options]
     output = " ".join(run(command, tmp_path, slurm, variables).split())
     array_id = re.search(r"submitted array (\d+) of 2 jobs", output)[1]
-    runs = sorted(path.parent for path in tmp_path.glob("results/*/*-r?/job.sh"))
-    assert [(path / "job.id").read_text() for path in runs] != []
+    runs = sorted(path.parent for path in tmp_path.glob("output/*/*-r?/job.sh"))
+    assert len(runs) == 2
     for directory in runs:
         job = (directory / "job.id").read_text().strip()
         assert job.startswith(f"{array_id}_")
         record, printed = ended([job], directory)
         assert record["status"] == "ok", printed
-        place = f"{tmp_path}/node/candle_p1-env-"
-        assert any(word.startswith(place) for word in record["command"]), printed
-    assert list((tmp_path / "node").iterdir()) == []
+        assert any(word.startswith(f"{node}/candle_p1-env-") for word in record["command"]), printed
+    assert list(node.iterdir()) == []
+    assert "0 jobs" in run(command, tmp_path, slurm, variables)
