@@ -186,9 +186,8 @@ class GpuTask(DeviceTask):
         sampler, absent = open_sampler(comm)
         with sampler or nullcontext():
             blocks = _time_blocks(fit, model, comm, self.seconds)
-        energies_j, no_energy = {}, absent
-        if sampler:
-            energies_j, no_energy = energies(sampler.traces(), blocks[0][0], blocks[-1][1])
+        ends_s = blocks[0][0], blocks[-1][1]
+        energies_j, no_energy = energies(sampler.traces(), *ends_s) if sampler else ({}, absent)
         steps = len(blocks) * num_steps
         return {
             "steps_s": [(end - begin) / num_steps for begin, end in blocks],
@@ -263,8 +262,11 @@ def open_sampler(comm: Communicator) -> tuple[Sampler | None, str]:
         return None, "rank 0 measures it"
     sources: list[PowerSource] = []
     reasons: dict[str, None] = {}
-    makers = [partial(NvmlSource, job, (reading,)) for reading in ("energy", "power")]
-    for make in (*makers, partial(AmdSource, job)):
+    for make in (
+        lambda: NvmlSource(job, ("energy",)),
+        lambda: NvmlSource(job, ("power",)),
+        lambda: AmdSource(job),
+    ):
         try:
             sources.append(make())
         except SensorError as error:
