@@ -32,26 +32,19 @@ from candle_p1.errors import DistributedError, ParameterError
 from candle_p1.records.environment import memory_limit_bytes
 from candle_p1.reports.statistics import median_interval
 
-OVERLAP_BYTES = (1 << 16, 1 << 26)
-"""The least and the largest size of an allreduce that is also done beside computing: what smaller
-ones take is latency, and single gradients are seldom larger."""
+OVERLAP_BYTES = range(1 << 16, (1 << 26) + 1)
+"""Sizes of an allreduce that is also done beside computing: what smaller ones take is latency, and
+single gradients are seldom larger."""
 PRECISION = 0.05
 """A size is measured until its 95 % interval extends no further than this from the median."""
-MEMORY_SHARE = 0.5
-"""The part of the memory that is free which all ranks of a node may fill with arrays."""
-ARRAYS = 4
-"""How many arrays of a size a rank has at most: what it gives, what it receives, and a library's
-copies of both."""
-NUM_BLOCKS, LEAST_BLOCKS = 20, 3
-"""Into how many blocks the time of a size is divided, and how many there are however long a call
-takes: of three, one that was disturbed does not count."""
-NUM_ROUNDS = 3
-"""All sizes of an operation are timed in turn so often, each time for a part of the seconds: what
-slows the machine for a while falls on many sizes, and on a part of the times of each."""
-MAX_CALLS = MAX_PRODUCTS = 100_000
-LARGE_ELEMENTS = 1 << 20
-PROBED_PRODUCTS = 16
-"""How many products are timed to find out how many take as long as an allreduce."""
+MEMORY_SHARE, ARRAYS = 0.5, 4
+"""The part of the free memory that all ranks of a node may fill with arrays, and how many of a size
+a rank has at most: what it gives, what it receives, and a library's copies of both."""
+NUM_BLOCKS, LEAST_BLOCKS, NUM_ROUNDS = 20, 3, 3
+"""Into how many blocks the time of a size is divided; how many there are however long a call takes;
+and how often all sizes are timed in turn, so that what slows the machine for a while falls on many
+sizes, and on a part of the times of each."""
+MAX_CALLS, PROBED_PRODUCTS, LARGE_ELEMENTS = 100_000, 16, 1 << 20
 GRADIENT_BYTES = {
     "P1B2": 118_162_472,
     "P1B3": 120_354_804,
@@ -62,13 +55,11 @@ GRADIENT_BYTES = {
 data: 4 bytes times the 29.5, 30.1, 154.9 and 244.4 million parameters."""
 ONE_RANK = "ranks that communicate are at least two"
 
-PERIOD = 251
-"""Arrays repeat after so many elements; a prime, so that no block of an algorithm divides it."""
-CHUNK = 1 << 16
-"""Arrays are filled and compared in parts of so many elements, which stay in the cache."""
+PERIOD, CHUNK = 251, 1 << 16
+"""Arrays repeat after so many elements, a prime, so that no block of an algorithm divides it; and
+are filled and compared in parts of so many, which stay in the cache."""
 PATTERN = np.resize(np.arange(PERIOD, dtype=np.float32), CHUNK + PERIOD)
 TOLERANCE = 1e-5
-"""What is received may differ from what is expected by this share of it, for rounding."""
 
 
 def given(operation: str, rank: int, num_ranks: int, num_elements: int) -> Floats:
@@ -100,13 +91,13 @@ def is_expected(
     length = num_elements // num_ranks if OPERATIONS[operation].is_divided else num_elements
     if received.shape != (length if operation == REDUCE_SCATTER else num_elements,):
         return False
-    is_allreduce = operation in (ALLREDUCE, ALLREDUCE_OF_16)
-    factor, others, first, sources = 1, 0, 0, [source]
-    if is_allreduce or operation == REDUCE_SCATTER:  # the sum is of rank 0's values
-        factor, others = num_ranks, sum(each % PERIOD for each in range(num_ranks))
-        first, sources = rank * length if operation == REDUCE_SCATTER else 0, [0]
-    elif operation == ALLGATHER:
+    is_allreduce, first = operation in (ALLREDUCE, ALLREDUCE_OF_16), 0
+    sources, factor, others = [source], 1, 0
+    if operation == ALLGATHER:
         sources = list(range(num_ranks))
+    elif is_allreduce or operation == REDUCE_SCATTER:  # the sum is made of rank 0's values
+        sources, factor, others = [0], num_ranks, sum(each % PERIOD for each in range(num_ranks))
+        first = rank * length if operation == REDUCE_SCATTER else 0
     divisor = num_ranks if averages and is_allreduce else 1
     for number, of_rank in enumerate(sources):
         mine = received[number * length :]
@@ -169,9 +160,8 @@ class CommTask(BenchTask):
             for operation in OPERATIONS:
                 if operation in self.operations and operation in transport.operations:
                     mine += self.points(transport, operation, limit_bytes)
-            smallest, largest = OVERLAP_BYTES
             for point in mine if self.overlaps else ():
-                if point["operation"] == ALLREDUCE and smallest <= point["bytes"] <= largest:
+                if point["operation"] == ALLREDUCE and point["bytes"] in OVERLAP_BYTES:
                     overlaps.append(self.overlap(transport, point))
                     gc.collect()
             points += mine
@@ -205,12 +195,12 @@ class CommTask(BenchTask):
                 if num > LARGE_ELEMENTS:
                     del values, call
                     gc.collect()  # TensorFlow's functions hold their arrays in cycles
-        names = {size: benchmark for benchmark, size in GRADIENT_BYTES.items()}
-        found = []
+        points = []
         for num, timer in sorted(timers.items()):
             num_bytes, times = num * ELEMENT_BYTES, timer.times()
             rate = num_bytes / times["mean_s"]
-            found.append(
+            named = [name for name, size in GRADIENT_BYTES.items() if size == num_bytes]
+            points.append(
                 {
                     "transport": transport.name,
                     "operation": operation,
@@ -218,10 +208,10 @@ class CommTask(BenchTask):
                     **times,
                     "algorithm_bytes_per_s": rate,
                     "bus_bytes_per_s": rate * kind.bus_factor(comm.size),
-                    "gradients_of": names.get(num_bytes) if operation == ALLREDUCE else None,
+                    "gradients_of": named[0] if named and operation == ALLREDUCE else None,
                 }
             )
-        return found
+        return points
 
     def overlap(self, transport: Transport, point: Outcome) -> Outcome:
         """Returns the times of an allreduce beside computing that takes about as long alone.
@@ -239,7 +229,7 @@ class CommTask(BenchTask):
         together(PROBED_PRODUCTS)
         compute(PROBED_PRODUCTS)
         product_s = mean_s(compute, PROBED_PRODUCTS, self.seconds / 10) / PROBED_PRODUCTS
-        num = max(1, min(MAX_PRODUCTS, round(alone_s / product_s)))
+        num = max(1, min(MAX_CALLS, round(alone_s / product_s)))
         computing_s = mean_s(compute, num, self.seconds)
         together_s = mean_s(together, num, self.seconds)
         return {

@@ -192,10 +192,7 @@ class Gpu(harness.Comparison):
         """Yields the lines and tables that show a measurement."""
         device, results = report["device"], report["results"]
         if report["on"] == "cpu":
-            yield (
-                "MEASURED ON CPUs (--device cpu), which shows that the command works, and nothing"
-                " of any GPU"
-            )
+            yield "MEASURED ON CPUs (--device cpu): this shows that the command works, no more"
         yield (
             f"{device['kind']}, {count(device['num_devices'], 'device')}, {device['platform']};"
             f" driver: {device['driver'] or 'not known'};"
@@ -204,42 +201,25 @@ class Gpu(harness.Comparison):
         rates = [(f"matrix products, {n}", r, "TFLOP/s") for n, r in device["flops_per_s"].items()]
         rates += [("its memory", device["copy_bytes_per_s"], "GB/s")]
         rates += [("from the host to it", device["upload_bytes_per_s"], "GB/s")]
-        units = {"TFLOP/s": TERA, "GB/s": GIGA}
-        table = empty_table("", "what the device does", "rate")
+        shown = empty_table("", "what the device does", "rate")
         for what, rate, unit in rates:
-            table.add_row(what, f"{format_significant(rate / units[unit])} {unit}")
-        yield table
+            scale = TERA if unit == "TFLOP/s" else GIGA
+            shown.add_row(what, f"{format_significant(rate / scale)} {unit}")
+        yield shown
         yield (
             f"training, {report['size']} size, {count(report['num_rounds'], 'round')} of at least"
             f" {report['seconds']:g} s for each variant; the range is that of timed blocks of"
             " steps, and an epoch is its steps times the median"
         )
-        plain_s = {
-            (each["benchmark"], each["precision"], 1, OURS): each["step_s"]
-            for each in results
-            if each["variant"] == PLAIN
-        }
+        keys = ("benchmark", "precision", "num_ranks")
+        plain_s = {tuple(r[k] for k in keys): r["step_s"] for r in results if r["variant"] == PLAIN}
 
         def speedup(row: Result) -> Any:
-            which = tuple(row[key] for key in ("benchmark", "precision", "num_ranks", "variant"))
-            return plain_s[which] / row["step_s"] if which in plain_s else NOTHING
+            found_s = plain_s.get(tuple(row[key] for key in keys))
+            return found_s / row["step_s"] if found_s and row["variant"] == OURS else NOTHING
 
-        yield harness.table(
-            results,
-            {
-                **VARIANT,
-                "step\n(ms)": lambda row: ms(row["step_s"]),
-                "range\n(ms)": lambda row: " to ".join(map(ms, row["range_s"])),
-                "samples\n/s": "samples_per_s",
-                "epoch\n(s)": "epoch_s",
-                "bound\n(ms)": lambda row: ms(row["bound_s"]) if row["bound_s"] else NOTHING,
-                "times the\nbound": lambda row: (
-                    row["step_s"] / row["bound_s"] if row["bound_s"] else NOTHING
-                ),
-                f"{PLAIN}\n/ {OURS}": speedup,
-            },
-            "training",
-        )
+        columns = {**VARIANT, **STEPS, f"{PLAIN}\n/ {OURS}": speedup}
+        yield harness.table(results, columns, "training")
         yield (
             "bound: the matrix products of the step and the optimizer's memory traffic, at the"
             " rates above; activations, gradients and batches are not included"
@@ -257,6 +237,14 @@ VARIANT: harness.Columns = {
     "variant": lambda row: f"{row['benchmark']}, {row['variant']}",
     "precision": "precision",
     "ranks": "num_ranks",
+}
+STEPS: harness.Columns = {
+    "step\n(ms)": lambda row: ms(row["step_s"]),
+    "range\n(ms)": lambda row: " to ".join(map(ms, row["range_s"])),
+    "samples\n/s": "samples_per_s",
+    "epoch\n(s)": "epoch_s",
+    "bound\n(ms)": lambda row: ms(row["bound_s"]) if row["bound_s"] else NOTHING,
+    "times the\nbound": lambda row: row["step_s"] / row["bound_s"] if row["bound_s"] else NOTHING,
 }
 STARTS: harness.Columns = {
     "nothing compiled\nbefore (s)": "cold_start_s",

@@ -37,9 +37,7 @@ REPEATS, NUM_REPEATED = 5, 8
 SIZES = {"gpu": (8192, 1 << 30), "cpu": (1024, 1 << 26)}
 """The edge of matrices, and the bytes of an array that is copied."""
 DRIVER_FILES = ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version")
-WARM_UP_STEPS = 3
-"""Steps that are not timed, after the first one, in which XLA compiles."""
-MIN_BLOCKS, MAX_BLOCKS = 3, 10_000
+WARM_UP_STEPS, MIN_BLOCKS, MAX_BLOCKS = 3, 3, 10_000
 MAX_ARRAY_BYTES = 2 << 30
 """How large the arrays may be with which plain Keras trains; P1B3's would not fit into memory."""
 HZ = 20.0
@@ -62,12 +60,10 @@ class DeviceTask(BenchmarkTask):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """One epoch, with JAX and its fastest kernels, as jobs of the paper's sizes have them."""
         return super().settings | {"engine": "jax", "deterministic": False}
 
     @property
     def environment(self) -> dict[str, str]:
-        """Chooses the device."""
         return {} if self.device == "gpu" else {"JAX_PLATFORMS": "cpu", GPUS_VARIABLE: "0"}
 
     def measure(self, comm: Communicator) -> Outcome:
@@ -77,15 +73,14 @@ class DeviceTask(BenchmarkTask):
             SetupError: A GPU is to be measured, and JAX finds none.
         """
         found: list[Any] = []
-        if self.device == "gpu":
-            with suppress(SetupError):
-                found = visible_gpus("jax")
-            if not found:
-                lack = why_none("jax")
-                raise SetupError(
-                    f"JAX finds no GPU: {lack.why}. Fix: {lack.fix}; to try this command on CPUs,"
-                    " add --device cpu --size small"
-                )
+        with suppress(SetupError):
+            found = visible_gpus("jax") if self.device == "gpu" else []
+        if self.device == "gpu" and not found:
+            lack = why_none("jax")
+            raise SetupError(
+                f"JAX finds no GPU: {lack.why}. Fix: {lack.fix}; to try this command on CPUs, add"
+                " --device cpu --size small"
+            )
         import jax
 
         device, (size, num_bytes) = jax.devices()[0], SIZES[self.device]
@@ -122,10 +117,8 @@ class DeviceTask(BenchmarkTask):
 class GpuTask(DeviceTask):
     """Trains a benchmark in one of PRECISIONS, and times blocks of steps for so many seconds.
 
-    Attributes:
-        inputs: "samples" for batches as in a run, "arrays" for whole NumPy arrays.
-        num_steps: The steps of a timed block; fewer if an epoch has fewer.
-        cache_dir: The directory of compiled programs.
+    Inputs are "samples", batches as in a run, or "arrays", whole NumPy arrays. A block has fewer
+    steps if an epoch has. Compiled programs are kept in `cache_dir`.
     """
 
     precision: str
@@ -136,12 +129,10 @@ class GpuTask(DeviceTask):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Adds the precision."""
         return super().settings | {"data_type": PRECISIONS[self.precision][0]}
 
     @property
     def environment(self) -> dict[str, str]:
-        """Adds the precision of products, and the cache, which keeps all programs."""
         return super().environment | {
             "JAX_DEFAULT_MATMUL_PRECISION": PRECISIONS[self.precision][1],
             "JAX_COMPILATION_CACHE_DIR": self.cache_dir,

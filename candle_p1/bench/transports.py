@@ -49,14 +49,7 @@ NUM_TENSORS = 16
 """The number of tensors of an ALLREDUCE_OF_16, which are handed over at once as the gradients of a
 step are: fusion and cycle time make a difference only where there are several."""
 ELEMENT_BYTES = 4
-"""Gradients are float32."""
-PRODUCT_SIZE, SMALL_SIZE = 128, 32
-"""The edges of the matrices that are multiplied, and of those whose products stay in one thread."""
-WINDOW_BYTES = 1 << 22
-MAX_WINDOW, MIN_WINDOW = 64, 4
-"""Messages of a STREAM that are under way at a time: 64 as in osu_bw, fewer if they are large."""
-ONES = np.ones((PRODUCT_SIZE, PRODUCT_SIZE), np.float32)
-MEAN = ONES / np.float32(PRODUCT_SIZE)
+ONES, MEAN = np.ones((128, 128), np.float32), np.full((128, 128), 1 / 128, np.float32)
 """What is multiplied with each other: the products are ONES again."""
 PATIENCE_S = 300
 """How long ranks wait for one of them before an operation on shared memory ends with an error."""
@@ -65,10 +58,8 @@ PATIENCE_S = 300
 class Operation(NamedTuple):
     """An operation between ranks.
 
-    Attributes:
-        passes: How often a ring passes (n - 1) / n of the array; 0: it goes from rank to rank.
-        is_divided: Whether the array has a part for each rank.
-        num_tensors: The tensors that together are the array.
+    A ring passes (n - 1) / n of the array `passes` times; with 0 it goes from rank to rank. Several
+    tensors may together be the array; one that `is_divided` has a part for each rank.
     """
 
     title: str
@@ -88,23 +79,17 @@ class Operation(NamedTuple):
         return -(-num // least) * least if self.is_divided else num
 
 
+HALF = "half of a round trip between"
 OPERATIONS = {
     ALLREDUCE: Operation("allreduce", 2),
     ALLREDUCE_OF_16: Operation(
-        f"allreduce of {NUM_TENSORS} tensors",
-        2,
-        "together they have this size",
-        num_tensors=NUM_TENSORS,
+        "allreduce of 16 tensors", 2, "together they have this size", num_tensors=NUM_TENSORS
     ),
     BROADCAST: Operation("broadcast"),
     ALLGATHER: Operation("allgather", 1, is_divided=True),
     REDUCE_SCATTER: Operation("reduce-scatter", 1, is_divided=True),
-    POINT_TO_POINT: Operation(
-        "point to point", 0, "half of a round trip between the first and the last rank"
-    ),
-    ON_NODE: Operation(
-        "point to point on a node", 0, "half of a round trip between two ranks of a node"
-    ),
+    POINT_TO_POINT: Operation("point to point", 0, f"{HALF} the first and the last rank"),
+    ON_NODE: Operation("point to point on a node", 0, f"{HALF} two ranks of a node"),
     STREAM: Operation(
         "stream of messages", 0, "from the first to the last rank; times are per message"
     ),
@@ -116,9 +101,9 @@ OF_ENGINES = (ALLREDUCE, ALLREDUCE_OF_16, BROADCAST, ALLGATHER, REDUCE_SCATTER)
 class Call(NamedTuple):
     """An operation on an array, ready to be timed; all ranks call it the same number of times.
 
-    `run` does it once, and returns when this rank's part is complete; `received` returns what this
-    rank has received, where it is that of one rank, of `source`. `num_messages` follow each other
-    in it. Between two ranks the times of the first one count, as with OSU's benchmarks.
+    `run` does it once, with so many messages, and returns when this rank's part is complete;
+    `received` returns what it has received, of `source` where it is that of one rank. Between two
+    ranks the times of the first one count, as with OSU's benchmarks.
     """
 
     run: Callable[[], Any]
@@ -131,10 +116,8 @@ class Call(NamedTuple):
 class Transport(ABC):
     """A library that transfers arrays between ranks, at least two; all must call its methods.
 
-    Attributes:
-        operations: Those that it offers, as far as training uses it for them.
-        averages: Whether an allreduce returns the mean and not the sum, as gradients are averaged.
-        variables: Environment variables that it sets before its library starts.
+    It offers the operations that training uses it for; an allreduce may return the mean instead of
+    the sum. Its environment variables are set before the library starts.
     """
 
     name: ClassVar[str]
@@ -226,7 +209,7 @@ class Mpi(Transport):
         """Returns a round trip between two ranks, or a STREAM from one to the other."""
         (first, second), ranks, mine = self._places[operation], self._ranks, self.comm.rank
         into, answer = np.empty_like(values), np.empty(1, np.float32)
-        window = min(MAX_WINDOW, max(MIN_WINDOW, WINDOW_BYTES // values.nbytes))
+        window = min(64, max(4, (1 << 22) // values.nbytes))  # as in osu_bw, or 4 MiB
 
         def ping() -> None:
             ranks.Send(values, second)
@@ -278,12 +261,11 @@ def places(comm: Communicator) -> Mapping[str, tuple[int, int]]:
 def multiplier() -> Callable[[int], None]:
     """Returns a function that computes so many products of matrices in this thread, with numpy.
 
-    Each has the operations of one of PRODUCT_SIZE, but is a stack of products so small that no
-    library of linear algebra divides them among threads.
+    Each has the operations of ONES times MEAN, but is a stack of products so small that no library
+    of linear algebra divides them among threads.
     """
-    num, size = (PRODUCT_SIZE // SMALL_SIZE) ** 3, SMALL_SIZE
-    left = np.ones((num, size, size), np.float32)
-    mean, into = np.full((size, size), 1 / size, np.float32), np.empty_like(left)
+    left, mean = np.ones((64, 32, 32), np.float32), np.full((32, 32), 1 / 32, np.float32)
+    into = np.empty_like(left)
 
     def compute(num_products: int) -> None:
         for _ in range(num_products):
