@@ -208,17 +208,19 @@ class Comm(harness.Comparison):
 
     def draw(self, report: Mapping[str, Any]) -> Iterator[str]:
         """Writes the figure, and the page with everything that is printed."""
-        for path, what in ((self.picture, "picture"), (self.html, "page")):
-            if path is None:
-                continue
-            drawn = comm_report.figure(report)
-            image = drawn.png if path.suffix == ".png" else drawn.svg
-            content = image if what == "picture" else comm_report.page(report, drawn)
-            try:
-                write_atomically(path, content)
-            except OSError as error:
-                raise ParameterError(f"{path}: {error.strerror}") from error
-            yield f"{what}: {path}"
+        if self.picture:
+            drawn, is_png = comm_report.figure(report), self.picture.suffix == ".png"
+            yield _write("picture", self.picture, drawn.png if is_png else drawn.svg)
+        if self.html:
+            yield _write("page", self.html, comm_report.page(report))
+
+
+def _write(what: str, path: Path, content: str | bytes) -> str:
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise ParameterError(f"{path}: {error.strerror}") from error
+    return f"{what}: {path}"
 
 
 def choose_transports(text: str | None, *, one_process: bool = False) -> list[str]:

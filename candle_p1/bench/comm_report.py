@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from candle_p1.bench.harness import GIGA, format_significant, table
-from candle_p1.bench.transports import ALLREDUCE, OPERATIONS, TRANSPORTS
+from candle_p1.bench.transports import ALLREDUCE, OPERATIONS
 from candle_p1.reports.drawing import COLORS, LOOK, Drawing, Mark, Panel, line_figure, to_drawing
 from candle_p1.reports.render import page_of, render_page
 from candle_p1.reports.statistics import Estimate
@@ -40,11 +40,10 @@ Floats = NDArray[np.float64]
 Fit = dict[str, Any]
 Report = Mapping[str, Any]
 
-MIN_SIZES, LEAST_SPAN, MAX_RANGES = 3, 2, 4
+MIN_SIZES, LEAST_SPAN, MAX_RANGES, LARGE_RESIDUAL = 3, 2, 4, 0.05
 """The least number of sizes of a range, more than the two parameters of a line; the factor by which
-they differ at least, so that their slope shows; and the most ranges."""
-LARGE_RESIDUAL = 0.05
-"""A line that misses a time by more than this does not hold for its size."""
+they differ at least, so that their slope shows; the most ranges; and what a line misses a time by
+that does not hold for its size."""
 MICRO, PERCENT = 1e-6, 0.01
 
 
@@ -135,6 +134,8 @@ def fit_line(
     elif not is_first and abs(best[0]) < errors[0]:
         best, errors, misfit = _solve(columns, [1])
     (latency_s, slope), (latency_error_s, slope_error) = map(float, best), map(float, errors)
+    slopes = (slope, slope + slope_error, slope - slope_error)
+    rate, low, high = (1 / each if 0 < each < inf else None for each in slopes)
     least_s = 0.0 if is_first else -inf
     line = {
         "first_bytes": int(num_bytes[0]),
@@ -142,11 +143,8 @@ def fit_line(
         "num_sizes": len(times),
         "latency_s": latency_s,
         "latency_ci95_s": (max(least_s, latency_s - latency_error_s), latency_s + latency_error_s),
-        "bandwidth_bytes_per_s": _inverse(slope),
-        "bandwidth_ci95_bytes_per_s": (
-            _inverse(slope + slope_error),
-            _inverse(slope - slope_error),
-        ),
+        "bandwidth_bytes_per_s": rate,
+        "bandwidth_ci95_bytes_per_s": (low, high),
         "largest_residual": float(np.abs(columns @ best - 1).max()),
     }
     return line, misfit
@@ -169,24 +167,18 @@ def _solve(columns: Floats, used: list[int]) -> tuple[Floats, Floats, float]:
     return found, widths, misfit
 
 
-def _inverse(slope: float) -> float | None:
-    return 1 / slope if 0 < slope < inf else None
-
-
 def render(report: Report) -> Iterator[str | Table]:
     """Yields the lines and tables that show what was measured."""
     ranks, nodes = count(report["num_ranks"], "rank"), count(report["num_nodes"], "node")
     results, measured = report["results"], report["transports"]
     yield f"communication of {ranks} on {nodes}"
     for name, facts in measured.items():
-        others = (f"{k}={v}" for k, v in facts.items() if k not in ("what", "library"))
-        settings = ", ".join(others)
-        yield f"{name}: {facts['what']}; {facts['library']}{settings and f' ({settings})'}"
+        settings = [f"{k}={v}" for k, v in facts.items() if k not in ("what", "library")]
+        yield "; ".join((f"{name}: {facts['what']}", facts["library"], *settings))
     for name, missing in report["not_installed"].items():
         yield f"{name}: not measured, because not installed here: {', '.join(missing)}"
-    for name, transport in TRANSPORTS.items():
-        if transport.on_one_node and report["num_nodes"] > 1:
-            yield f"{name}: not measured, because the ranks are on several nodes"
+    if report["num_nodes"] > 1:
+        yield "shared_memory: not measured, because the ranks are on several nodes"
     if report["launched"] and "horovod" in measured:
         yield (
             "horovod_fusion, horovod_paper: not measured in the processes that horovod was measured"
@@ -211,10 +203,8 @@ def render(report: Report) -> Iterator[str | Table]:
         )
     if report["left_out_bytes"]:
         sizes = ", ".join(f"{size:,}" for size in report["left_out_bytes"])
-        yield (
-            f"left out, because half of the free memory of a node holds arrays of at most"
-            f" {report['limit_bytes']:,} bytes on all of its ranks: {sizes} bytes"
-        )
+        limit = f"{report['limit_bytes']:,} bytes, which fill half of the free memory of a node"
+        yield f"left out, because larger than {limit}: {sizes} bytes"
     if report["overlaps"]:
         yield table(report["overlaps"], OVERLAPS, "allreduce beside computing")
         yield (
@@ -300,10 +290,10 @@ RANGES: Any = {
 }
 
 
-def page(report: Report, drawn: Drawing) -> str:
+def page(report: Report) -> str:
     """Returns a page, as HTML, with the figure and everything that is printed."""
     title, *shown = render(report)
-    return render_page(page_of(str(title), shown, [drawn]))
+    return render_page(page_of(str(title), shown, [figure(report)]))
 
 
 def figure(report: Report) -> Drawing:
@@ -346,9 +336,8 @@ def figure(report: Report) -> Drawing:
                 if operation == ALLREDUCE and least <= 10**place <= most:
                     axes.axvline(10**place, color="0.6", lw=0.8, ls="--", zorder=0)
                     text: Any = {"ha": "right", "va": "top", "fontsize": 8}
-                    height = 1 - 0.06 * level
-                    where = axes.get_xaxis_transform()
-                    axes.text(10**place, height, ", ".join(names), transform=where, **text)
+                    text["transform"] = axes.get_xaxis_transform()
+                    axes.text(10**place, 1 - 0.06 * level, ", ".join(names), **text)
             for each in () if number % 2 else report["fits"]:
                 color = COLORS[list(report["transports"]).index(each["transport"])]
                 for line in each["ranges"] if each["operation"] == operation else ():
