@@ -1,8 +1,7 @@
 """Runs measuring jobs in another Python environment, which has what this one cannot have.
 
 TensorFlow 2.18 and the JAX of today cannot be installed together, so engines are compared by jobs
-of two environments, in turn, in one command. The other environment starts its own ranks: this
-module is what it executes.
+of two environments, in turn. This module is also what the other one executes.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from candle_p1.distributed.launch_environment import without_terminal
 from candle_p1.errors import EXIT_CODE, CandleError, ParameterError
 from candle_p1.text import print_error
 
-DESCRIBE_S = 60
-"""How long an environment may take to describe itself."""
+DESCRIBE_S = 60  # that an environment may take to describe itself
 # As candle_p1.distributed.launch_environment.module_command: nothing from the working directory.
 PROGRAM = (
     "import sys; sys.path[:] = [each for each in sys.path if each];"

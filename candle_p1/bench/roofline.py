@@ -325,21 +325,23 @@ def render(
     if bound is None:
         yield "roofline bound: unknown, because the model does not say which products it computes"
     else:
-        text = (
-            f"roofline bound of a rank: {ms(bound['total_s'])} ms, of which matrix products take"
-            f" {ms(bound['gemm_s'])} ms ({number(bound['flops'] / GIGA)} GFLOP at"
-            f" {number(bound['matmul_flops_per_s'] / GIGA)} GFLOP/s) and the optimizer's memory"
-            f" traffic {ms(bound['optimizer_s'])} ms ({number(bound['optimizer_bytes'] / GIGA)} GB"
-            f" at {number(bound['copy_bytes_per_s'] / GIGA)} GB/s);"
-            f" a step takes {number(median_s / bound['total_s'])} times as long"
-        )
+        rows = [{**bound, "form": "direct"}]
         if bound["used_flops"] < bound["flops"]:
-            text += (
-                f". With tiled convolutions ({number(bound['used_flops'] / GIGA)} GFLOP) the bound"
-                f" is {ms(bound['used_total_s'])} ms, and a step takes"
-                f" {number(median_s / bound['used_total_s'])} times as long"
-            )
-        yield text
+            used = {"total_s": bound["used_total_s"], "flops": bound["used_flops"]}
+            rows.append({"form": "tiled convolutions", **used})
+        bounds: Columns = {
+            "roofline bound\nof a rank": "form",
+            "total\n(ms)": ("total_s", 1e-3),
+            "a step takes\n(times as long)": lambda row: median_s / row["total_s"],
+            "products\n(GFLOP)": ("flops", GIGA),
+            "products\n(ms)": lambda row: ms(row["gemm_s"]) if "gemm_s" in row else "",
+        }
+        yield table(rows, bounds)
+        yield (
+            f"at {number(bound['matmul_flops_per_s'] / GIGA)} GFLOP/s, and"
+            f" {number(bound['copy_bytes_per_s'] / GIGA)} GB/s, at which the optimizer's"
+            f" {number(bound['optimizer_bytes'] / GIGA)} GB take {ms(bound['optimizer_s'])} ms"
+        )
     if prediction is None:
         return
     steps, speedup = prediction["steps"], prediction["speedup"]

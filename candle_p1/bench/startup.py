@@ -134,15 +134,16 @@ def outcome_of(record: RunRecord, began_s: float, ended_s: float) -> Outcome:
             "Python, candle_p1, parameters": process_s - mpi_s,
             "MPI": mpi_s,
         }
-    startup = phases["startup"].parts or {}
+    startup, train_begin = phases["startup"].parts or {}, phases["train"].begin or first.begin
     imported_s = (startup["devices"].parts or {})["import"].mean_s
-    parts_s["import of Keras and framework"] = imported_s
-    parts_s["devices"] = startup["devices"].mean_s - imported_s
-    parts_s |= {name: startup[part].mean_s for part, name in STARTUP.items()}
-    parts_s |= {name: phases[name].mean_s for name in PHASES}
-    train_begin = phases["train"].begin or first.begin
-    parts_s["preparing to train"] = first.begin.mean_s - train_begin.mean_s
-    parts_s["tracing and first step"] = first.steps.first.mean_s
+    parts_s |= {
+        "import of Keras and framework": imported_s,
+        "devices": startup["devices"].mean_s - imported_s,
+        **{name: startup[part].mean_s for part, name in STARTUP.items()},
+        **{name: phases[name].mean_s for name in PHASES},
+        "preparing to train": first.begin.mean_s - train_begin.mean_s,
+        "tracing and first step": first.steps.first.mean_s,
+    }
     total_s = before_s + first.begin.max_s + first.steps.first.max_s
     parts_s["other, and waiting for the slowest rank"] = total_s - sum(parts_s.values())
     return {
