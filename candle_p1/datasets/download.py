@@ -60,7 +60,6 @@ class ResumingDownloader:
     notify: Notify | None = None  # called when an attempt has failed and another one follows
 
     def __post_init__(self) -> None:
-        """Names the files of the download."""
         self.version = ""  # what the server says of the version that was downloaded
         self.partial = partial_path(self.path.parent, self.path.name)
         self._state = self.partial.with_name(f"{self.partial.name}.version")

@@ -21,7 +21,6 @@ from candle_p1.datasets.registry import (
     LOCK_NAME,
     RECORD_NAME,
     Download,
-    Notify,
     expected_file,
     locked,
     record_download,
@@ -52,7 +51,6 @@ def fetch(
     url: str,
     directory: Path,
     *,
-    notify: Notify | None = None,
     unpack_limit_bytes: int | None = None,
     **options: Any,
 ) -> list[FetchedFile]:
@@ -71,7 +69,6 @@ def fetch(
         if Path(name).name != name or name in ("", "..", *RESERVED) or not name.isprintable():
             raise ParameterError(f"{name!r} is not the name of a file that can be fetched")
     directory = directory.absolute()
-    options["notify"] = notify
 
     def get(name: str, write: bool) -> FetchedFile | None:
         path, expected = directory / name, expected_file(benchmark, name, directory)
@@ -84,7 +81,7 @@ def fetch(
         # First without the lock, because locking needs a writable directory.
         found = [get(name, write=False) for name in names]
         if None in found:
-            with locked(directory, notify):
+            with locked(directory, options.get("notify")):
                 found = [get(name, write=True) for name in names]
         return [file for file in found if file]
 
@@ -151,10 +148,11 @@ def _download(
     except (ArchiveError, ValueError) as error:  # the latter is pooch's, with both checksums
         downloader.discard()
         problem = getattr(error, "problem", str(error).partition(". Deleted")[0])
-        origin = f" (which was {expected.source}, see {RECORD_NAME})" if expected else ""
+        if expected and expected.source == "recorded":
+            problem += f"; the known one was recorded in {RECORD_NAME} at the first download"
         raise DataError(
-            f"{source} sent an unusable file, which was removed: {problem}{origin}. Try again, or"
-            " use another mirror with --data_url",
+            f"{source} sent an unusable file, which was removed: {problem}. Try again, or use"
+            " another mirror with --data_url",
             path,
         ) from error
     finally:
