@@ -80,7 +80,7 @@ communication are one part, UNDIVIDED. The rest is preprocessing, building the m
 digests."""
 
 
-class MissingDataError(Exception):
+class MissingDataError(RecordError):
     """The records lack what a figure or a finding needs; the message says what."""
 
 

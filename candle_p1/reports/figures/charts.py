@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from candle_p1.errors import DataError, RecordError
+from candle_p1.errors import CandleError
 from candle_p1.reports import columns
 from candle_p1.reports.columns import ENERGY, LOAD, TOTAL, TRAIN, Quantity
 from candle_p1.reports.drawing import (
@@ -403,7 +403,7 @@ def draw_figures(
                     figure, told = found if isinstance(found, tuple) else (found, "")
                     caption = kind.caption + told + _paper(experiment, kind.slug)
                     drawn.append(to_drawing(figure, slug, title, caption))
-            except (DataError, MissingDataError, RecordError) as error:
+            except CandleError as error:
                 missing[kind.title, str(error)] = None
     return drawn, list(missing)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from candle_p1.errors import CandleError, DataError, RecordError
+from candle_p1.errors import CandleError
 from candle_p1.figures import BLUE, GREEN, PURPLE, VERMILION, curves
 from candle_p1.records.per_rank import PER_RANK_NAME
 from candle_p1.records.power_file import read_traces
@@ -74,14 +74,9 @@ def ranks_over_time(_experiment: Experiment, series: Sequence[Series]) -> Figure
 
 
 def phases_figure(run: Run) -> Figure:
-    """Draws the phases of each rank over time, above the power of a node where it was measured.
-
-    Raises:
-        MissingDataError: The record has no phases, or the values of the ranks are missing.
-        CandleError: The values of the ranks, or the readings of power, cannot be read.
-    """
+    """Draws the phases of each rank over time, above the power of a node where it was measured."""
     if not any(run.phase_spans()):
-        raise MissingDataError("the times of the ranks are not beside the record")
+        raise MissingDataError(f"{run['record']}: the times of its ranks are not beside the record")
     is_measured = run["energy_kind"] != "absent" and bool(run.power_files)
     num_rows = max(len(chosen_ranks(run)), 10 if is_measured else 4)
     figure, plots = _rank_panels(1 + is_measured, num_rows)
@@ -160,7 +155,7 @@ def _read(
     for name, by_ranks in runs.items():
         try:
             panels.append(read(name, by_ranks[max(common or by_ranks)]))
-        except (DataError, MissingDataError, RecordError) as error:
+        except CandleError as error:
             problems.append(str(error))
     if not panels:
         raise MissingDataError("; ".join(problems))
@@ -264,7 +259,7 @@ def run_figures(run: Run) -> tuple[list[Drawing], list[tuple[str, str]]]:
     for slug, (title, draw) in kinds.items():
         try:
             drawn.append(_drawn(run, slug, title, draw))
-        except (CandleError, MissingDataError) as error:
+        except CandleError as error:
             missing.append((title, str(error)))
     return drawn, missing
 
@@ -275,10 +270,7 @@ def phases_svg(run: Run) -> str:
     Raises:
         CandleError: It cannot be drawn.
     """
-    try:
-        return _drawn(run, "phases", "", phases_figure).svg
-    except MissingDataError as error:
-        raise RecordError(f"{run['record']}: no picture: {error}") from error
+    return _drawn(run, "phases", "", phases_figure).svg
 
 
 def _drawn(run: Run, slug: str, title: str, draw: Callable[[Run], Figure]) -> Drawing:
