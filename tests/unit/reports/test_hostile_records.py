@@ -31,24 +31,14 @@ def invoke(*words):
     return result
 
 
-def content_of(path):
-    return json.loads(path.read_text())
-
-
 @pytest.fixture(scope="module")
 def valid(tmp_path_factory):
     """Returns the content of a record that has most of what records can have."""
-    path = plant(
-        tmp_path_factory.mktemp("valid"),
-        num_ranks=2,
-        epochs=4,
-        quality={"accuracy": 0.9, "loss": 0.1},
-        naive={"accuracy": 0.5},
-        trained={"accuracy": 0.9, "val_accuracy": 0.8, "loss": 0.1},
-        energy_j=5.0,
-        exchange={"HOROVOD_FUSION_THRESHOLD": "0"},
-    )
-    return content_of(path)
+    merits = {"quality": {"accuracy": 0.9, "loss": 0.1}, "naive": {"accuracy": 0.5}}
+    merits["trained"] = {"accuracy": 0.9, "val_accuracy": 0.8, "loss": 0.1}
+    facts = {"energy_j": 5.0, "exchange": {"HOROVOD_FUSION_THRESHOLD": "0"}}
+    path = plant(tmp_path_factory.mktemp("valid"), num_ranks=2, epochs=4, **merits, **facts)
+    return json.loads(path.read_text())
 
 
 def put(content, place, value):

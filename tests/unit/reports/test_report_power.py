@@ -40,16 +40,10 @@ def measured(record, power_w, **facts):
     """Returns a record of 12 GPUs on two nodes, of which each has this mean power."""
     total_s = record.total_s
     group = gpus(power_w, total_s, **facts)
-    return changed(
-        record,
-        {
-            "num_nodes": NUM_NODES,
-            "energy.devices": [group],
-            "energy.total_j": NUM_GPUS * power_w * total_s,
-            "energy.mean_w": NUM_GPUS * power_w,
-            "energy.power_hz": 1.0,
-        },
-    )
+    watts = NUM_GPUS * power_w
+    energy = {"devices": [group], "total_j": watts * total_s, "mean_w": watts, "power_hz": 1.0}
+    places = {f"energy.{name}": value for name, value in energy.items()}
+    return changed(record, places | {"num_nodes": NUM_NODES})
 
 
 def rows_of(experiment, slug):

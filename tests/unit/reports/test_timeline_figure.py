@@ -39,20 +39,11 @@ def events(spans):
 def traced(directory, loader, ready_s, waited_s, *, meets=True, num_ranks=2):
     """Plants a traced run: ranks wait, broadcast for a second, then reduce for 10 s.
 
-    Args:
-        ready_s: When the first rank is ready to broadcast.
-        waited_s: How long it waits.
-        meets: Whether it does so before Horovod's negotiation, as ranks of this package do.
+    The first rank is ready to broadcast at `ready_s`, and waits: before Horovod's negotiation, as
+    ranks of this package do, or, where it does not meet them, within it.
     """
-    path = plant(
-        directory,
-        "nt3",
-        num_ranks,
-        loader=loader,
-        load_s=ready_s - 3,
-        wait_s=waited_s if meets else 0.0,
-        training={"traced": True},
-    )
+    facts = {"loader": loader, "load_s": ready_s - 3, "training": {"traced": True}}
+    path = plant(directory, "nt3", num_ranks, wait_s=waited_s if meets else 0.0, **facts)
     begin_s = ready_s + waited_s if meets else ready_s
     ends_s = ready_s + waited_s + 0.25 * meets
     spans = [
