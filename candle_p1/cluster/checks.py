@@ -224,17 +224,17 @@ def find_space(directories: Mapping[str, Path]) -> dict[str, FreeSpace]:
 
 def free_space(path: Path) -> FreeSpace:
     """Returns the free space in a directory, or in its nearest parent that exists."""
-    absolute = expand_user(path).absolute()
+    absolute, free_bytes, problem = expand_user(path).absolute(), 0, None
     try:
         existing = next(one for one in (absolute, *absolute.parents) if one.exists())
         free_bytes = shutil.disk_usage(existing).free
+        if not existing.is_dir():
+            problem = f"{existing} is not a directory"
+        elif not os.access(existing, os.W_OK | os.X_OK):
+            problem = f"{existing} cannot be written to"
     except OSError as error:  # a file system is down, or a directory cannot be searched
-        return FreeSpace(str(path), 0, f"{error.filename or absolute}: {error.strerror}")
-    if not existing.is_dir():
-        return FreeSpace(str(path), 0, f"{existing} is not a directory")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        return FreeSpace(str(path), free_bytes, f"{existing} cannot be written to")
-    return FreeSpace(str(path), free_bytes)
+        problem = f"{error.filename or absolute}: {error.strerror}"
+    return FreeSpace(str(path), free_bytes, problem)
 
 
 def find_files(paths: Iterable[Path]) -> dict[str, int | None]:
@@ -345,8 +345,7 @@ def check_space(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
     """Whether there is enough memory and disk space."""
     needed_gib = {SHARED_MEMORY: needs.shm_gib, MEMORY: needs.memory_gib}
     for name in facts[0].space:
-        found = [one.space[name] for one in facts]
-        needed = needed_gib.get(name, needs.disk_gib)
+        found, needed = [one.space[name] for one in facts], needed_gib.get(name, needs.disk_gib)
         least = min(found, key=lambda each: each.free_bytes)
         place = f" in {least.path}" if least.path else ""
         value = _range([each.free_bytes / GIB for each in found], "{:.1f} GiB free") + place
@@ -377,16 +376,16 @@ def check_files(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
 def check_clocks(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
     """Whether the clocks of all nodes are right, and were not changed in between."""
     times = sorted(one.wall_s for one in facts)
-    off_s = {one.rank: one.wall_s - times[len(times) // 2] for one in facts}
-    wrong = [one for one in facts if abs(off_s[one.rank]) > needs.clock_s]
+    median_s, value = times[len(times) // 2], f"within {times[-1] - times[0]:.3f} s"
+    wrong = [one for one in facts if abs(one.wall_s - median_s) > needs.clock_s]
     stepped = [one for one in facts if abs(one.step_s) > STEPPED_S]
     what = ""
     if wrong:
-        what = f"the clock is off by {off_s[wrong[0].rank]:+.1f} s"
+        what = f"the clock is off by {wrong[0].wall_s - median_s:+.1f} s"
     elif stepped:
         what = f"the clock was changed by {stepped[0].step_s:+.1f} s during the preflight"
     fix = "ask the machine's administrators (NTP), or exclude the node"
-    yield _fault("clocks", f"within {times[-1] - times[0]:.3f} s", wrong or stepped, what, fix)
+    yield _fault("clocks", value, wrong or stepped, what, fix)
 
 
 def _fault(

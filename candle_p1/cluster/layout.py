@@ -45,29 +45,22 @@ class Layout:
         """Returns the layout of a job on a machine, by default with its usual ranks per node.
 
         Ranks get the machine's usual share of a node, or a smaller one if there are more ranks
-        than usual.
-
-        Raises:
-            ParameterError: The machine does not have that many nodes, cores or GPUs.
+        than usual. Raises ParameterError if there are not as many nodes, cores or GPUs.
         """
         ranks = machine.ranks_per_node if ranks_per_node is None else ranks_per_node
         cores, threads = machine.cores_per_rank, machine.threads_per_rank
         gpus, there, most = machine.gpus_per_rank, machine.gpus_per_node, machine.cores_per_node
-        problem = None
+        here, problem = f"{ranks} ranks per node on {machine.name}", None
         if num_nodes < 1 or ranks < 1:
             problem = f"{num_nodes} nodes with {ranks} ranks each: a job needs at least one of both"
         elif machine.num_nodes is not None and num_nodes > machine.num_nodes:
-            problem = (
-                f"{count(num_nodes, 'node')}: a job on {machine.name} can have at most"
-                f" {machine.num_nodes:,}"
-            )
+            few = f"a job on {machine.name} can have at most {machine.num_nodes:,}"
+            problem = f"{count(num_nodes, 'node')}: {few}"
         elif ranks * gpus > there:
-            problem = (
-                f"{ranks} ranks per node on {machine.name}: each takes {count(gpus, 'GPU')}, and a"
-                f" node has {there}, enough for {count(there // gpus, 'rank')}"
-            )
+            enough = f"a node has {there}, enough for {count(there // gpus, 'rank')}"
+            problem = f"{here}: each takes {count(gpus, 'GPU')}, and {enough}"
         elif most is not None and ranks > most:
-            problem = f"{ranks} ranks per node on {machine.name}: a node has {count(most, 'core')}"
+            problem = f"{here}: a node has {count(most, 'core')}"
         elif most is not None and cores is not None and ranks * cores > most:
             if ranks <= machine.ranks_per_node:
                 problem = (
@@ -91,12 +84,9 @@ class Layout:
 
     def explain(self) -> str:
         """Returns a description for the user."""
-        shares = {
-            "core": self.cores_per_rank,
-            "GPU": self.gpus_per_rank,
-            "thread": self.threads_per_rank,
-        }
-        share = ", ".join(count(number, unit) for unit, number in shares.items() if number)
+        numbers = (self.cores_per_rank, self.gpus_per_rank, self.threads_per_rank)
+        shares = zip(numbers, ("core", "GPU", "thread"), strict=True)
+        share = ", ".join(count(number, unit) for number, unit in shares if number)
         return f"{count(self.ranks_per_node, 'rank')} per node" + (share and f", each with {share}")
 
 
@@ -110,11 +100,7 @@ def fill_in(options: Iterable[str], values: Mapping[str, object]) -> list[str]:
 
 
 def _core_ranges(machine: Machine, num_ranks: int, num_cores: int | None) -> tuple[str, ...]:
-    """Returns the cores of each rank of a node; ranks fill the sockets evenly, in their order.
-
-    Raises:
-        ParameterError: A socket has too few cores for its ranks.
-    """
+    """Returns the cores of each rank of a node; ranks fill the sockets evenly, in their order."""
     if num_cores is None or not machine.sockets:
         return ()
     per_socket = -(-num_ranks // len(machine.sockets))

@@ -177,7 +177,11 @@ def test_a_job_near_its_time_limit_leaves_an_interrupted_record(set_all, start, 
         ("bsub -P A -nnodes 1 -W 1:00 -o x.out", "jsrun -n 6 -c 8 -r 6 true", "5 fit on a host"),
         ("bsub -P A -nnodes 1 -W 1:00 -o x.out", "jsrun -n 6 -N 6 true", "unrecognized"),
         ("bsub -nnodes 1 -W 1:00", "true", "names no project"),
-        ("qsub -A A -n 2 -t 30 -O x", "aprun -n 2 -d 65 -j 1 -cc depth true", "has 64 CPUs then"),
+        (
+            "qsub -A A -n 2 -t 30 -O x",
+            "aprun -n 2 -N 1 -d 65 -j 1 -cc depth true",
+            "has 64 CPUs then",
+        ),
         ("qsub -A A -l select=2", "true", "unrecognized"),
     ],
 )
