@@ -7,28 +7,18 @@ from hypothesis import strategies as st
 
 from candle_p1.bench import comm_task, transports
 from candle_p1.bench.comm import choose_transports
-from candle_p1.bench.transports import (
-    ALLGATHER,
-    ALLREDUCE,
-    ALLREDUCE_OF_16,
-    BROADCAST,
-    OPERATIONS,
-    POINT_TO_POINT,
-    REDUCE_SCATTER,
-    STREAM,
-    TRANSPORTS,
-)
+from candle_p1.bench.transports import OPERATIONS, TRANSPORTS
 from candle_p1.errors import ParameterError
 
+ALLREDUCES = ("allreduce", "allreduce_of_16")
 ranks = st.integers(2, 40)
 
 
 def test_bus_bandwidths_are_those_of_nccl_tests():
     """doc/PERFORMANCE.md there: the factors for 4 ranks."""
-    factors = {name: kind.bus_factor(4) for name, kind in OPERATIONS.items()}
-    assert factors[ALLREDUCE] == factors[ALLREDUCE_OF_16] == 1.5
-    assert factors[ALLGATHER] == factors[REDUCE_SCATTER] == 0.75
-    assert factors[BROADCAST] == factors[POINT_TO_POINT] == factors[STREAM] == 1
+    factors = dict.fromkeys(OPERATIONS, 1) | dict.fromkeys(ALLREDUCES, 1.5)
+    factors |= {"allgather": 0.75, "reduce_scatter": 0.75}
+    assert {name: kind.bus_factor(4) for name, kind in OPERATIONS.items()} == factors
 
 
 @given(st.sampled_from(list(OPERATIONS)), st.integers(1, 10**7), ranks)
@@ -42,11 +32,11 @@ def test_an_array_has_about_the_size_that_was_asked_for(operation, num_bytes, nu
 
 def computed(operation, values, rank):
     """What a rank receives of the arrays of all, which numpy computes."""
-    if operation in (ALLREDUCE, ALLREDUCE_OF_16):
+    if operation in ALLREDUCES:
         return values.sum(axis=0)
-    if operation == REDUCE_SCATTER:
+    if operation == "reduce_scatter":
         return np.split(values.sum(axis=0), len(values))[rank]
-    return values.ravel() if operation == ALLGATHER else values[0]
+    return values.ravel() if operation == "allgather" else values[0]
 
 
 @given(st.sampled_from(list(OPERATIONS)), ranks, st.integers(1, 4000), st.data())
@@ -66,21 +56,21 @@ def test_what_is_expected_is_what_numpy_computes(operation, num_ranks, num_bytes
     wrong = received.copy()
     wrong[data.draw(st.integers(0, len(wrong) - 1))] += 1
     assert not is_expected(wrong)
-    averages = operation in (ALLREDUCE, ALLREDUCE_OF_16)
-    assert is_expected(values.mean(axis=0) if averages else received, averages=True)
+    averaged = values.mean(axis=0) if operation in ALLREDUCES else received
+    assert is_expected(averaged, averages=True)
 
 
 def test_long_arrays_and_sums_over_thousands_of_ranks_are_exact():
     num = 2 * comm_task.CHUNK + 17
-    assert np.array_equal(comm_task.given(BROADCAST, 3, 5, num), np.arange(num) % 251 + 3)
-    received = comm_task.given(BROADCAST, 2, 5, num)
-    assert comm_task.is_expected(received, POINT_TO_POINT, 1, 3, num, source=2)
-    assert not comm_task.is_expected(received, POINT_TO_POINT, 1, 3, num)
+    assert np.array_equal(comm_task.given("broadcast", 3, 5, num), np.arange(num) % 251 + 3)
+    received = comm_task.given("broadcast", 2, 5, num)
+    assert comm_task.is_expected(received, "point_to_point", 1, 3, num, source=2)
+    assert not comm_task.is_expected(received, "point_to_point", 1, 3, num)
     received[-1] += 1
-    assert not comm_task.is_expected(received, POINT_TO_POINT, 1, 3, num, source=2)
+    assert not comm_task.is_expected(received, "point_to_point", 1, 3, num, source=2)
     total = np.full(1, sum(rank % 251 for rank in range(6000)), np.float32)
-    assert comm_task.is_expected(total, ALLREDUCE, 0, 6000, 1)
-    assert not comm_task.is_expected(total * np.float32(1.0001), ALLREDUCE, 0, 6000, 1)
+    assert comm_task.is_expected(total, "allreduce", 0, 6000, 1)
+    assert not comm_task.is_expected(total * np.float32(1.0001), "allreduce", 0, 6000, 1)
 
 
 OF_HOROVOD = ("mpi4py", "tensorflow", "horovod")
@@ -113,7 +103,7 @@ def test_what_is_installed_can_be_measured(monkeypatch, packages, text, options,
 
 def test_every_transport_offers_known_operations_and_settings():
     for kind in TRANSPORTS.values():
-        assert {ALLREDUCE} <= set(kind(None).operations) <= set(OPERATIONS)
+        assert {"allreduce"} <= set(kind(None).operations) <= set(OPERATIONS)
     settings = {name: sorted(kind.variables.values()) for name, kind in TRANSPORTS.items()}
     assert {name: values for name, values in settings.items() if values} == {
         "horovod_fusion": ["1", "134217728"],
