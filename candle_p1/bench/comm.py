@@ -245,10 +245,8 @@ def choose_transports(text: str | None, *, one_process: bool = False) -> list[st
             raise ParameterError(f"--transport {name}: not installed in this environment: {lacks}")
     if not one_process:
         return names
-    of_libraries: dict[tuple[str, ...], str] = {}
-    for name in names:
-        of_libraries.setdefault(TRANSPORTS[name].packages, name)
-    possible = list(of_libraries.values())
+    of_libraries = {TRANSPORTS[name].packages: name for name in reversed(names)}
+    possible = [name for name in names if name in of_libraries.values()]
     if text is not None and (more := [name for name in names if name not in possible]):
         raise ParameterError(
             f"--transport: {', '.join(more)}: the settings of Horovod cannot be changed within a"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import median
 from time import perf_counter as clock_s
 from typing import Any
@@ -80,7 +81,6 @@ def is_expected(
     rank: int,
     num_ranks: int,
     num_elements: int,
-    *,
     source: int = 0,
     averages: bool = False,
 ) -> bool:
@@ -117,13 +117,9 @@ def _parts(rank: int, num: int, first: int = 0) -> Iterator[tuple[slice, Floats]
 
 @dataclass(frozen=True, kw_only=True)
 class CommTask(BenchTask):
-    """What the ranks measure.
+    """What the ranks measure: sizes of arrays in bytes, and for ALLREDUCE those of gradients, too.
 
-    Attributes:
-        sizes: Sizes of arrays in bytes.
-        gradients: Further ones for ALLREDUCE: those of the benchmarks' gradients.
-        seconds: How long each size is measured, unless it is precise before.
-        overlaps: Whether to measure allreduces beside computing, too.
+    Each is measured for so many seconds, unless it is precise before.
     """
 
     transports: Sequence[str]
@@ -143,9 +139,8 @@ class CommTask(BenchTask):
                 f"there is one rank, and {ONE_RANK}: give --np, or start this command on several"
                 " ranks with the machine's launcher"
             )
-        one_node = comm.num_nodes == 1
         chosen = [TRANSPORTS[name] for name in self.transports]
-        possible = [kind for kind in chosen if one_node or not kind.on_one_node]
+        possible = [kind for kind in chosen if comm.num_nodes == 1 or not kind.on_one_node]
         if not possible:
             raise ParameterError(
                 f"--transport {', '.join(self.transports)}: the ranks are on {comm.num_nodes}"
@@ -253,9 +248,8 @@ def memory_for_an_array(comm: Communicator) -> int:
 def _check(transport: Transport, operation: str, num_elements: int, call: Call) -> None:
     """Raises DistributedError if what the first call has transferred is wrong; collective."""
     comm, received = transport.comm, call.received()
-    which = (operation, comm.rank, comm.size, num_elements)
-    how: Any = {"source": call.source, "averages": transport.averages}
-    is_wrong = received is not None and not is_expected(received, *which, **how)
+    which = (operation, comm.rank, comm.size, num_elements, call.source, transport.averages)
+    is_wrong = received is not None and not is_expected(received, *which)
     if wrong := comm.first(comm.rank if is_wrong else None):
         raise DistributedError(
             f"{transport.name}: {OPERATIONS[operation].title} of {num_elements * ELEMENT_BYTES}"
@@ -266,8 +260,7 @@ def _check(transport: Transport, operation: str, num_elements: int, call: Call) 
 class Timer:
     """Times calls in blocks, each after a barrier, until they are precise; collective.
 
-    What the ranks decide follows from numbers that all of them have. Times are divided by the
-    number of messages of a call; not all ranks' may count.
+    What the ranks decide follows from numbers that all of them have.
     """
 
     def __init__(self, comm: Communicator, call: Call) -> None:
@@ -315,10 +308,8 @@ class Timer:
     @property
     def _is_precise(self) -> bool:
         means = [mean for _, mean, _ in self._blocks]
-        interval, middle = median_interval(means), median(means)
-        return interval is not None and all(
-            abs(end - middle) <= PRECISION * middle for end in interval
-        )
+        ends, middle = median_interval(means), median(means)
+        return ends is not None and max(abs(end - middle) for end in ends) <= PRECISION * middle
 
     def _block(self, run: Callable[[], Any]) -> tuple[float, float, float]:
         """Returns the least, mean and largest time of a call."""
@@ -327,9 +318,9 @@ class Timer:
         for _ in range(self._num_calls):
             run()
         mine_s = (clock_s() - begin) / self._num_calls
-        ends = [-mine_s, mine_s] if self._is_timed else [-np.inf, -np.inf]
+        ends, part_s = ([-mine_s, mine_s], mine_s) if self._is_timed else ([-inf, -inf], 0.0)
         least, most = self._comm.allreduce_max(np.array(ends))
-        total = self._comm.allreduce_sum(np.array([mine_s if self._is_timed else 0.0]))[0]
+        total = self._comm.allreduce_sum(np.array([part_s]))[0]
         return -float(least), float(total) / self._num_ranks, float(most)
 
 

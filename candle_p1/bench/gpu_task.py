@@ -270,8 +270,7 @@ def energies(
 ) -> tuple[dict[str, float], str | None]:
     """Returns the energy of all GPUs in J by reading, and why there is none.
 
-    The interval is that between two times of time.perf_counter. A reading that lacks one of the
-    cards is left out, because its sum would be too small.
+    A reading that lacks one of the cards is left out, because its sum would be too small.
     """
     found: dict[str, float] = {}
     reasons: dict[str, str] = {}
