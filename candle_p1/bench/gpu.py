@@ -192,7 +192,7 @@ class Gpu(harness.Comparison):
         """Yields the lines and tables that show a measurement."""
         device, results = report["device"], report["results"]
         if report["on"] == "cpu":
-            yield "MEASURED ON CPUs (--device cpu): this shows that the command works, no more"
+            yield "MEASURED ON CPUs (--device cpu), which shows nothing of any GPU"
         yield (
             f"{device['kind']}, {count(device['num_devices'], 'device')}, {device['platform']};"
             f" driver: {device['driver'] or 'not known'};"
