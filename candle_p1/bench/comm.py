@@ -66,14 +66,10 @@ class Comm(harness.Comparison):
         metavar="NAME,NAME,...",
     )
     operations: str | None = option(
-        None,
-        f"The operations: {', '.join(OPERATIONS)}; by default all.",
-        metavar="NAME,NAME,...",
+        None, f"The operations: {', '.join(OPERATIONS)}; by default all.", metavar="NAME,NAME,..."
     )
     min_bytes: int = option(
-        4,
-        "The smallest size; sizes grow fourfold, from 4 MiB on twofold.",
-        within=(4, 1 << 40),
+        4, "The smallest size; sizes grow fourfold, from 4 MiB on twofold.", within=(4, 1 << 40)
     )
     max_bytes: int = option(
         1 << 30,
