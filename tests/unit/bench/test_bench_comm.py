@@ -284,11 +284,25 @@ def test_computing_beside_an_allreduce_takes_as_long(monkeypatch):
         transport.now_s += 1e-5 * num + more_s
 
     transport.overlap = lambda values: (compute, lambda num: compute(num, 2.5e-4))
-    task = CommTask(transports=["one"], seconds=0.1)
-    found = task.overlap(transport, point("one", ALLREDUCE, 1 << 16, mean_s=1e-3))
+    transport.operations, transport.on_one_node = [ALLREDUCE], True
+    transport.start = lambda: {"library": "none"}
+    transport.stop = lambda: None
+    monkeypatch.setattr(comm_task, "TRANSPORTS", {"one": transport})
+    monkeypatch.setattr(OneRank, "__call__", lambda self, ranks: self, raising=False)
+    task = CommTask(transports=["one"], sizes=[4, 1 << 16], seconds=0.1)
+    ranks = SerialCommunicator()
+    ranks.size = 2  # for a transport that needs no other rank
+    measured = task.measure(ranks)
+    assert (measured["num_ranks"], measured["settings"]) == (2, {"one": {"library": "none"}})
+    assert [each["bytes"] for each in measured["points"]] == [4, 1 << 16]
+    (found,) = measured["overlaps"]
+    assert (found["bytes"], found["communication_s"]) == pytest.approx((1 << 16, 1e-3))
     assert found["computing_s"] == pytest.approx(1e-3)
     assert found["exposed_s"] == pytest.approx(2.5e-4)
     assert found["hidden_share"] == pytest.approx(0.75)
+    ranks.num_nodes = 2
+    with pytest.raises(ParameterError, match="2 nodes"):
+        task.measure(ranks)
 
 
 def test_a_launcher_may_start_it_on_every_rank(monkeypatch, capsys):
