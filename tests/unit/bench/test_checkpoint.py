@@ -10,14 +10,12 @@ from hypothesis import strategies as st
 
 from candle_p1 import cli
 from candle_p1.bench.checkpoint import (
-    BACKUP,
-    OURS,
-    VARIANTS,
     Checkpoint,
     daly_interval_s,
     expected_ratio,
     young_interval_s,
 )
+from candle_p1.bench.checkpoint_task import BACKUP, OURS, VARIANTS
 from candle_p1.records.tables import as_cells
 
 ALONE_S = [0.5, 0.7]
