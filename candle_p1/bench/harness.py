@@ -213,14 +213,12 @@ class BenchmarkComparison(Comparison):
         return Job(variant, task, self.num_ranks)
 
     def prepare(self, progress: Progress | None = None) -> list[str]:
-        """Locates the benchmark's files; synthetic ones are generated first if they are missing."""
         notes, task = super().prepare(progress), self.jobs()[0].task
         benchmark = find_benchmark(self.benchmark)
         self.files = locate_files(benchmark, task.bind(benchmark), progress)
         return notes
 
     def conditions(self) -> dict[str, Any]:
-        """Returns the benchmark's name, and whether its files are synthetic."""
         name = find_benchmark(self.benchmark).name
         return {"benchmark": name, "synthetic": self.files.synthetic}
 

@@ -64,13 +64,11 @@ class LoadTask(BenchmarkTask):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The loader and its threads."""
         return {"loader": self.method, "load_threads": self.threads}
 
     def open_reader(
         self, params: ParameterSet, files: FileSet, comm: Communicator, threads: int
     ) -> Reader:
-        """Returns what reads the files; collective."""
         return Reader(files, loading(params, comm, threads))
 
     def measure(self, comm: Communicator) -> Outcome:

@@ -64,8 +64,7 @@ class StartupTask(BenchmarkTask):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """None: the run gets its limits as flags."""
-        return {}
+        return {}  # the run gets its limits as flags
 
 
 def start_run(task: StartupTask, num_ranks: int) -> Outcome:

@@ -46,7 +46,6 @@ class StepTask(BenchmarkTask):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """One epoch, and the kernels."""
         return super().settings | {"kernels": self.kernels}
 
     @property

@@ -81,7 +81,6 @@ class BenchmarkTask(BenchTask):
         return {"epochs": 1, "epochs_scaling": "none", "train_steps": 0}
 
     def choose_backend(self) -> None:
-        """Sets the backend of the engine that the flags ask for."""
         choose_backend(self.bind(find_benchmark(self.benchmark)).get("engine", AUTO))
 
     def bind(self, benchmark: Benchmark) -> ParameterSet:
