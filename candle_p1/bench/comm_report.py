@@ -1,18 +1,13 @@
 """What measured communication shows: latency and bandwidth that are fitted to it, tables, a figure.
 
-Hockney's model is T = latency + bytes / bandwidth. Libraries change their protocol or algorithm
-with the size (eager messages and rendezvous, trees and rings), and memory is slower than caches, so
-one line seldom holds from 4 B to 1 GiB. Where it does not, the sizes are divided into few ranges
-with a line each. The latency is then that of the smallest sizes, and the bandwidth that of the
-largest. The lines of larger sizes may begin below 0: a link that lets a burst pass takes
-(bytes - burst) / bandwidth. Where they cannot be told from lines through 0, they are these, since
-otherwise sizes that lie close together would leave their slope open.
+Hockney's model is T = latency + bytes / bandwidth (Parallel Computing 20(3), 1994). Libraries
+change their protocol or algorithm with the size, and memory is slower than caches, so the sizes are
+divided into few ranges with a line each where one does not hold. Lines of larger sizes may begin
+below 0: a link that lets a burst pass takes (bytes - burst) / bandwidth. Where they cannot be told
+from lines through 0, they are these, since otherwise sizes that lie close together would leave
+their slope open.
 
-Residuals are relative, because times differ by orders of magnitude: a fit minimises the sum of
-((model - time) / time)^2.
-
-R. W. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2", Parallel
-Computing 20(3), 1994.
+Times differ by orders of magnitude, so a fit minimises the sum of ((model - time) / time)^2.
 """
 
 from __future__ import annotations
@@ -192,9 +187,7 @@ def render(report: Report) -> Iterator[str | Table]:
                 yield table(rows, TIMES, f"{name}: {kind.title}{explained}")
     yield (
         "min, mean and max are over ranks, of two the first; each is the median over blocks of"
-        " calls. As with nccl-tests, bytes are those of the whole array; algorithm bandwidth is"
-        " bytes / mean; bus bandwidth is this times 2 (n - 1) / n for allreduce, (n - 1) / n for"
-        " allgather and reduce-scatter, and 1 for the others"
+        " calls. Sizes and bandwidths are those of nccl-tests, the algorithm bandwidth that of mean"
     )
     if late := sum(each["stopped_by"] == "time" for each in results):
         yield (
@@ -207,18 +200,13 @@ def render(report: Report) -> Iterator[str | Table]:
         yield f"left out, because larger than {limit}: {sizes} bytes"
     if report["overlaps"]:
         yield table(report["overlaps"], OVERLAPS, "allreduce beside computing")
-        yield (
-            "computing is a chain of products of matrices that takes about as long as the allreduce"
-            " alone; hidden is the part of the allreduce that does not prolong it, as"
-            " osu_iallreduce defines it"
-        )
+        yield "hidden: the part of the allreduce that does not prolong computing"
     if report["fits"]:
         yield table(report["fits"], FITS, "fitted")
         yield (
-            "fitted: time = latency + bytes / bandwidth, in up to four ranges of sizes; the latency"
-            " is that of the smallest sizes, the bandwidth that of the largest; in brackets 95 %"
-            f" intervals. Measured, of large: the median of bytes / mean over the sizes from"
-            f" 1/{LEAST_SPAN} of the largest on"
+            "fitted: time = latency + bytes / bandwidth, the latency of the smallest sizes and the"
+            " bandwidth of the largest; in brackets 95 % intervals. Measured: the median of bytes /"
+            f" mean over the sizes from 1/{LEAST_SPAN} of the largest on"
         )
     for each in report["fits"]:
         if len(each["ranges"]) > 1:
