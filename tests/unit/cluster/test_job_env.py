@@ -63,7 +63,7 @@ class JobEnv:
         process = self.start(*lines, **variables)
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
-        output, _ = process.communicate(timeout=20)
+        output, _ = process.communicate(timeout=60)
         return process.returncode, output
 
 
@@ -332,6 +332,7 @@ def test_a_signal_is_passed_on_by_a_command(job, launcher, command, number, argu
     wait = 'while [[ ! -s $HOME/signal ]]; do sleep 0.05; done; cat "$HOME/signal"'
     job.command(launcher, f"echo ready; {wait}")
     job.command(command, 'echo "$*" >"$HOME/signal"')
+    job.command("squeue", "exit 1")  # a real one would look for its controller
     lines = ["job_prepare", f"job_launcher {launcher}", "job_run nt3.py"]
     variables = {"HOME": str(job.directory), "SLURM_JOB_ID": "12"}
     assert job.interrupt(*lines, number=number, **variables) == (0, f"{arguments}\n")
