@@ -6,7 +6,6 @@ import csv
 import io
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.benchmark import Benchmark, find_benchmark
@@ -16,8 +15,6 @@ from candle_p1.reports.published import Published, all_published, content, numbe
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from candle_p1.datasets.synthetic import SyntheticRecipe
 
 DIFFERS = "differs"
 """The note on a row that differs from the paper without a reason."""
@@ -56,15 +53,11 @@ def _trained(benchmark: Benchmark) -> dict[str, Any]:
         own["samples"] = paper.num_samples - int(paper.num_samples * held_out)
         own["elements"] = paper.num_inputs
     if benchmark.recipe:
-        sizes = dict(_full_sizes(benchmark.recipe))
+        files = benchmark.recipe.files("full", DATA_SEED)
+        sizes = {file.name: file.num_bytes_estimate for file in files}
         own["testing_mb"] = round(sizes.pop(benchmark.recipe.roles[paper.testing_role]) / MIB)
         own["training_mb"] = round(sum(sizes.values()) / MIB)
     return own
-
-
-@cache
-def _full_sizes(recipe: SyntheticRecipe) -> dict[str, int]:
-    return {file.name: file.num_bytes_estimate for file in recipe.files("full", DATA_SEED)}
 
 
 def collect(name: str | None) -> dict[str, Any]:

@@ -307,10 +307,7 @@ class Horovod(EngineTransport):
     )
     packages: ClassVar[tuple[str, ...]] = ("mpi4py", "tensorflow", "horovod")
     engine, backend = HorovodEngine, "tensorflow"
-
-    def __init__(self, comm: Communicator) -> None:
-        super().__init__(comm)
-        self._names = count()
+    _names = count()
 
     def start_engine(self, engine: Any) -> dict[str, Any]:
         settings: dict[str, Any] = engine.start(averaging=HOROVOD)["settings"]
