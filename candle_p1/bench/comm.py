@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+from rich.table import Table
 
 from candle_p1.bench import comm_report, harness
 from candle_p1.bench.comm_task import GRADIENT_BYTES, ONE_RANK, CommTask
@@ -25,9 +27,6 @@ from candle_p1.errors import EXIT_CODE, CandleError, ParameterError
 from candle_p1.files import write_atomically
 from candle_p1.records.record import utc_now
 from candle_p1.text import print_error
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 LARGE_BYTES, HUGE_BYTES = 1 << 22, 1 << 28
 """Sizes are each four times the one before, and from LARGE_BYTES on, where arrays leave the caches,

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import combinations, pairwise
 from math import inf, log10
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.table import Table
 
 from candle_p1.bench.harness import GIGA, format_significant, table
 from candle_p1.bench.transports import ALLREDUCE, OPERATIONS
@@ -27,9 +28,6 @@ from candle_p1.reports.drawing import COLORS, LOOK, Drawing, Mark, Panel, line_f
 from candle_p1.reports.render import page_of, render_page
 from candle_p1.reports.statistics import Estimate
 from candle_p1.text import count
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 Floats = NDArray[np.float64]
 Fit = dict[str, Any]

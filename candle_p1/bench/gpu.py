@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import product
 from statistics import median
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+from rich.table import Table
 
 from candle_p1.bench import harness
 from candle_p1.bench.gpu_task import PRECISIONS, DeviceTask, GpuTask
@@ -34,9 +36,6 @@ from candle_p1.errors import SetupError
 from candle_p1.records.tables import empty_table
 from candle_p1.text import count
 from candle_p1.training.setup import locate_files
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 BENCHMARKS = ("nt3", "p1b1", "p1b2", "p1b3")
 OURS, PLAIN = "candle_p1", "plain Keras"

@@ -6,15 +6,14 @@ import csv
 import io
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.table import Table
 
 from candle_p1.benchmark import Benchmark, find_benchmark
 from candle_p1.errors import ParameterError
 from candle_p1.records.tables import empty_table
 from candle_p1.reports.published import Published, all_published, content, number_words
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 DIFFERS = "differs"
 """The note on a row that differs from the paper without a reason."""
