@@ -286,7 +286,8 @@ def in_terminal(request, environment, tmp_path):
     command = [*CANDLE_P1, "run", "nt3", "--np", str(request.param), "--", *flags]
     pid, terminal = pty.fork()
     if pid == 0:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, which ignores it, may run the tests
+        for ignored_under_nohup in (signal.SIGHUP, signal.SIGINT):
+            signal.signal(ignored_under_nohup, signal.SIG_DFL)
         os.chdir(tmp_path)
         os.execv(command[0], command)
     shown_until(terminal, b"/100000")
