@@ -42,7 +42,7 @@ def of_kernels(train_all, tmp_path_factory):
 def test_fast_kernels_learn_what_plain_ones_learn(of_kernels):
     keras = pytest.importorskip("keras")
     second = Convolution(NUM_GENES - 19, 10, 128, 128, 10, gives_gradient=True)
-    assert choose(second) == "tiles"
+    assert choose(second) == "tiled"
     fast, plain = (read_record(of_kernels(kind) / "run.json") for kind in KERNELS)
     assert len(fast["training"]["epochs"]) == len(plain["training"]["epochs"]) == EPOCHS
     accuracy = fast["quality"]["accuracy"]["value"]
