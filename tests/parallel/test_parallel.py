@@ -163,11 +163,11 @@ TOLERANCE = 1e-3
 @pytest.mark.parallel
 @pytest.mark.jax_engine
 def test_the_engines_train_the_same_models(mpirun, execute, tmp_path):
-    """Ranks of the engine jax, and as many of Horovod's in the environment beside it."""
+    """Four ranks of the engine jax, and four of Horovod's in the environment beside it."""
     found = [HOROVODS_PYTHON, "-c", "import tensorflow, horovod"]
     if not HOROVODS_PYTHON.exists() or subprocess.run(found, capture_output=True).returncode:
         pytest.skip("Horovod is not installed beside JAX: make setup")
-    command = mpirun(2, HERE / "harness.py", "check_benchmarks")
+    command = mpirun(4, HERE / "harness.py", "check_benchmarks")
     code, output = execute(command, limit_s=1800)
     assert code == 0, output
     assert output.count("ok ") == 4
