@@ -3,7 +3,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test test-all test-extended test-cluster test-jax test-formats test-keras2 keras2 check format docs fuzz fault-test bench-scale bench-record bench-overhead bench-conv job-scripts pins wheel clean same-choice
+.PHONY: help uv setup demo test test-all test-extended test-cluster test-jax test-formats test-keras2 keras2 check format docs fuzz fault-test bench-scale bench-record bench-overhead bench-conv job-scripts pins wheel clean same-choice
 
 # The options that .venv was set up with, so that only the first `make setup` has to name them.
 -include .venv/choice.mk
@@ -20,7 +20,7 @@ UV := $(shell version=$$(uv --version 2>/dev/null | cut -d ' ' -f 2); \
   oldest=$$(printf '%s\n' $(UV_MINIMUM) "$$version" | sort -V | head -n 1); \
   if [ "$$oldest" = $(UV_MINIMUM) ]; then command -v uv; else echo .tools/bin/uv; fi)
 CODE := candle_p1 benchmarks examples tools tests docs/hooks
-BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard candle_p1/data/csvkernel/* candle_p1/distributed/heartbeat/* candle_p1/distributed/ranklog/* candle_p1/ops/source/*.* candle_p1/ops/source/tiles/*)
+BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard candle_p1/data/csvkernel/* candle_p1/failure/native/* candle_p1/ops/source/*.* candle_p1/ops/source/tiles/*)
 # Compiled to bytecode once, here: TensorFlow's modules take seconds to compile, and every process
 # would do so again wherever Python cannot write its caches.
 INSTALL = $(UV) pip install --compile-bytecode --constraint $(PINS) --python
@@ -98,7 +98,7 @@ test-jax: $(JAX_VENV)/setup.done ## Test the engine jax, without TensorFlow and 
 	PATH=$(CURDIR)/$(JAX_VENV)/bin:$$PATH $(JAX_VENV)/bin/python -m pytest -m jax_engine $(PYTEST_ARGS)
 
 test-formats: .venv-formats/setup.done ## Check exported files with Extra-P and MLPerf's compliance checker
-	.venv-formats/bin/python -m pytest tests/unit/reports/test_exports.py tests/unit/instrument/test_mllog.py -m formats $(PYTEST_ARGS)
+	.venv-formats/bin/python -m pytest tests/unit/reports/test_sections.py tests/unit/instrument/test_mllog.py -m formats $(PYTEST_ARGS)
 
 keras2: .venv-keras2/setup.done ## Install tf_keras, which is Keras 2, into .venv-keras2, to compare with
 
@@ -122,7 +122,7 @@ bench-overhead: setup ## Measure what a run's own measuring costs
 job-scripts: setup ## Write the ready job scripts in jobs/
 	.venv/bin/python -m tools.job_scripts
 
-bench-conv: setup ## Time convolutions by each algorithm, and fit the model of their costs
+bench-conv: setup ## Time convolutions by each algorithm, beside the one that a layer takes
 	.venv/bin/python -m tools.convolutions $(TOOL_ARGS)
 
 # Two builds: with x86 vector instructions, and the portable code of other processors.
@@ -140,13 +140,14 @@ fuzz: ## Fuzz the CSV parser under sanitizers for FUZZ_SECONDS (600)
 	  build/fuzz-$$kind $$(( $(FUZZ_SECONDS) / 2 )) $(FUZZ_SEED) || exit 1; \
 	done
 
-wheel: | $(UV) ## Build the wheel into dist/ and check that it contains only this package
+wheel: setup ## Build the wheel into dist/, check its contents and list, as SPDX, what it depends on
 	rm -rf dist
 	$(UV) build --wheel --out-dir dist
 	@python3 -c 'import sys, zipfile; names = zipfile.ZipFile(sys.argv[1]).namelist(); \
 	  strange = [name for name in names if not name.startswith(("candle_p1/", "candle_p1-"))]; \
 	  assert "candle_p1/__init__.py" in names and not strange, strange; \
 	  print(f"{sys.argv[1]}: {len(names)} files, all of candle_p1")' dist/*.whl
+	.venv/bin/python tools/spdx.py > dist/candle_p1.spdx.json
 
 # The two engines' packages for GPUs need different versions of CUDA's, so each has a file of its own.
 pins: | $(UV) ## Update constraints.txt and constraints-jax.txt; UPGRADE=1 takes the newest versions
@@ -165,6 +166,8 @@ pins: | $(UV) ## Update constraints.txt and constraints-jax.txt; UPGRADE=1 takes
 clean: ## Remove the environments, caches and build files, but keep results in output/
 	rm -rf .venv .venv-jax .venv-formats .venv-keras2 .venv-docs .tools build dist site
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+
+uv: | $(UV) ## Install uv, which installs everything else, into .tools if it is not on PATH
 
 # --- the environments ---------------------------------------------------------------------------
 
@@ -257,11 +260,12 @@ $(JAX_VENV)/setup.done: $(BUILT_FROM) constraints-jax.txt | $(UV) $(if $(filter 
 	@$(CHECK_JAX)
 	@touch $@
 
+# What this package requires, without the package itself, because reports need nothing compiled.
 # Extra-P needs a numpy that exists for these only.
 .venv-formats/setup.done: PYTHONS := >=3.10,<3.13
-.venv-formats/setup.done: $(BUILT_FROM) | $(UV)
+.venv-formats/setup.done: pyproject.toml | $(UV)
 	@$(CREATE_VENV)
-	$(UV) pip install --python .venv-formats/bin/python --group test --group formats --editable .
+	$(UV) pip install --python .venv-formats/bin/python --group test --group formats -r pyproject.toml
 	@touch $@
 
 # Not an environment but a directory beside .venv: tf_keras uses .venv's TensorFlow. Its requirements

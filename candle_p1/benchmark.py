@@ -16,15 +16,16 @@ import reprlib
 import shlex
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from candle_p1.checkpoints.policy import check_flags
-from candle_p1.data.csv import READERS
 from candle_p1.data.directory import data_directory
+from candle_p1.data.loaders import READERS
 from candle_p1.data.reader import Reader
 from candle_p1.data.samples import Chained, Computed, DataSet, Samples, Selected, Several
 from candle_p1.data.source import check_regular, open_together
@@ -32,19 +33,20 @@ from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import SCALINGS
 from candle_p1.datasets.synthetic import SIZES, SyntheticFile, SyntheticRecipe
 from candle_p1.distributed.comm import SerialCommunicator
-from candle_p1.distributed.engines import ENGINE_CHOICES
-from candle_p1.distributed.engines.engine import AVERAGING_CHOICES, COMPRESSIONS
+from candle_p1.distributed.engine import AVERAGING_CHOICES, ENGINE_CHOICES
+from candle_p1.distributed.reducers.reducer import COMPRESSIONS
 from candle_p1.errors import DataError, ParameterError, SetupError, did_you_mean
+from candle_p1.files import shipped
 from candle_p1.models import fast
-from candle_p1.models.convolutions import CONV_FIELDS
 from candle_p1.models.evaluation import Quality, Trained, compare_with_naive
+from candle_p1.models.networks import CONV_FIELDS
 from candle_p1.models.optimizers import CANDLE_CONSTANTS, DTYPE_POLICIES
 from candle_p1.models.saving import ModelFile
 from candle_p1.models.scores import ConfusionScore, RegressionScore
 from candle_p1.parameters.catalog import ACTS_WITH, PARAMETERS
 from candle_p1.parameters.declaration import Declaration
 from candle_p1.parameters.parameter import Needs, Origin, Parameter, Role
-from candle_p1.parameters.parameter_set import EditableParameters, ParameterSet
+from candle_p1.parameters.parameter_set import EditableParameters, ParameterSet, Settings
 from candle_p1.scaling import (
     BATCH_SCALINGS,
     DATA_PARALLEL_LEVELS,
@@ -52,11 +54,6 @@ from candle_p1.scaling import (
     LR_SCALINGS,
     share_epochs,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from candle_p1.parameters.parameter_set import Settings
 
 __all__ = [
     "SCALINGS",
@@ -108,12 +105,10 @@ CHOICES = {
 
 
 class PublishedFiles(NamedTuple):
-    """A benchmark's data files, as its own parameter file names them.
+    """A benchmark's data files by role, as its own parameter file names them.
 
-    Attributes:
-        files: Their names, by role.
-        url: The address of their directory; None if the parameter file does not set it.
-        directory: Where they are stored by default.
+    The address of their directory is None if the parameter file does not set it; `directory` is
+    where they are stored by default.
     """
 
     files: dict[str, str]
@@ -167,7 +162,7 @@ class Benchmark(ABC):
         acts_with: What gives parameters an effect that do not always have one; see
             `candle_p1.parameters.parameter.Needs`.
         other_sample_names: The names of what `other_samples` returns.
-        whole_batches: Whether an epoch omits the samples that do not fill a last batch.
+        drop_remainder: Whether an epoch omits the samples that do not fill a last batch.
         paper: How the paper ran it.
         optimizer_constants: Epsilon and the like, by argument; what is missing is as in Keras 2.
             See `candle_p1.models.optimizers.make_optimizer`.
@@ -182,7 +177,7 @@ class Benchmark(ABC):
     supports: ClassVar[frozenset[str]] = frozenset()
     acts_with: ClassVar[Mapping[str, Needs]] = {}
     other_sample_names: ClassVar[Sequence[str]] = ()
-    whole_batches: ClassVar[bool] = False
+    drop_remainder: ClassVar[bool] = False
     paper: ClassVar[PaperRuns] = PaperRuns()
     optimizer_constants: ClassVar[Mapping[str, Any]] = CANDLE_CONSTANTS
 
@@ -247,13 +242,8 @@ class Benchmark(ABC):
     ) -> Any | None:
         """Returns the compiled model in Keras 2 for ``candle-p1 bench step``, or None.
 
-        Its layers with weights are in the order of those of `build_model`.
-
-        Args:
-            k: The module tf_keras; see `candle_p1.models.keras2`.
-            params: The parameters.
-            data: The samples.
-            learning_rate: The learning rate, already scaled.
+        Its layers with weights are in the order of those of `build_model`; `k` is the module
+        tf_keras (see `candle_p1.models.keras2`), and the learning rate is already scaled.
         """
         return None
 
@@ -319,10 +309,8 @@ class Benchmark(ABC):
     ) -> EditableParameters:
         """Returns the parameters as CANDLE drivers expect them: a dictionary that they may change.
 
-        Args:
-            default_model: The parameter file; a relative name is looked up in the benchmark's
-                folder. None means ``<name>_default_model.txt``.
-            argv: Flags; None means those of the command line.
+        Without a parameter file, it is ``<name>_default_model.txt``; a relative name is looked up
+        in the benchmark's folder. Without `argv`, flags are those of the command line.
 
         Raises:
             ParameterError: A file or a flag is wrong.
@@ -334,8 +322,7 @@ class Benchmark(ABC):
     def read_parameters(self, argv: Sequence[str] | None = None) -> ParameterSet:
         """Returns the frozen parameters of a run, from flags and the benchmark's own file.
 
-        Args:
-            argv: Flags; None means those of the command line.
+        Without `argv`, flags are those of the command line.
 
         Raises:
             CandleError: See `initialize_parameters` and `bind`.
@@ -355,7 +342,6 @@ class Benchmark(ABC):
         return self._resolved(self.declaration.bind(parameters))
 
     def _resolved(self, params: ParameterSet) -> ParameterSet:
-        """Returns the parameters with everything that follows from them; see `bind`."""
         params = self.resolve(_without_empty_layers(params.without_vain()))
         params = params.with_settings(*self._data_files(params))
         return params.with_settings({}, check_flags(params))
@@ -470,7 +456,6 @@ class Benchmark(ABC):
         return self.declaration.parse([], self.model_file)
 
     def _candidates(self, name: str, data_dir: str | None) -> list[Path]:
-        """Returns the paths at which a named file is looked up."""
         path = Path(name).expanduser()
         paths = [Path(data_dir).expanduser() / path, path] if data_dir else [path]
         bases = [Path.cwd()]
@@ -522,8 +507,8 @@ def _without_empty_layers(params: ParameterSet) -> ParameterSet:
 def find_benchmark(name: str) -> Benchmark:
     """Returns a benchmark by its name, the path of its folder, or the name of its module.
 
-    A name is looked up in $CANDLE_BENCHMARKS_PATH (folders separated by ":") and in ``benchmarks/``
-    beside this package, but not in the working directory, which may hold anything: finding a
+    A name is looked up in $CANDLE_BENCHMARKS_PATH (folders separated by ":") and among this
+    project's benchmarks, but not in the working directory, which may hold anything: finding a
     benchmark executes its module. A folder there is given as a path, such as ``./blobs``.
 
     Raises:
@@ -575,9 +560,7 @@ def list_benchmarks() -> list[str]:
 def search_path() -> list[Path]:
     """Returns the folders in which a benchmark is looked up by its name."""
     named = os.environ.get(SEARCH_PATH_VARIABLE, "")
-    beside_package = Path(__file__).resolve().parent.parent / "benchmarks"
-    listed = [Path(folder) for folder in named.split(os.pathsep) if folder]
-    return [*listed, beside_package]
+    return [*(Path(each) for each in named.split(os.pathsep) if each), shipped("benchmarks")]
 
 
 def _benchmark_in(folder: Path) -> Benchmark:

@@ -19,12 +19,11 @@ is shown with its traceback.
 
 from __future__ import annotations
 
+import copyreg
+from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
+from pathlib import Path
+from typing import TypeVar
 
 Error = TypeVar("Error", bound="CandleError")
 
@@ -45,6 +44,11 @@ class CandleError(Exception):
     printed: bool = False
     exit_code: int = EXIT_CODE
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickles the message and the attributes, because errors are sent between ranks."""
+        new = copyreg.__newobj__  # type: ignore[attr-defined]  # pickle has a short form of it
+        return new, (type(self), *self.args), self.__dict__
+
     def on_all_ranks(self: Error) -> Error:
         """Marks the error as raised by all ranks, and returns it."""
         self.agreed = True
@@ -63,15 +67,11 @@ class UnknownFlagError(ParameterError):
         known: The flags that the benchmark has.
     """
 
-    def __init__(self, flag: str, known: Iterable[str] = ()) -> None:
+    def __init__(self, flag: str, known: Iterable[str]) -> None:
         self.flag, self.known = flag, list(known)
         meant = flag[:2] + flag[2:].replace("-", "_")
         near = did_you_mean(meant, self.known) if flag != "--" else ""
         super().__init__(f"{flag} is not a flag{near}")
-
-    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        """Pickles both arguments: errors are sent between ranks."""
-        return type(self), (self.flag, self.known)
 
 
 class DataError(CandleError):
@@ -94,10 +94,6 @@ class DataError(CandleError):
         if column is not None:
             where += f", column {column}"
         super().__init__(f"{where}: {problem}")
-
-    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        """Pickles the four arguments: errors are sent between ranks."""
-        return type(self), (self.problem, self.path, self.line, self.column)
 
 
 class SetupError(CandleError):
@@ -131,10 +127,6 @@ class RunInterrupted(CandleError):  # noqa: N818
     def __init__(self, message: str, number: int) -> None:
         self.number, self.exit_code = number, 128 + number
         super().__init__(message)
-
-    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        """Pickles both arguments: errors are sent between ranks."""
-        return type(self), (str(self), self.number)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

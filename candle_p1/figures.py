@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from candle_p1.files import write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
 
 SIZE_INCHES = (6.4, 4.8)
 DOTS_PER_INCH = 150
@@ -40,10 +40,10 @@ def scatter_by_class(
     axes: tuple[str, str],
     warning: str = "",
 ) -> None:
-    """Plots points in the plane, with a colour and marker for each class.
+    """Plots points in the plane as a PNG file, with a colour and marker for each class.
 
     Args:
-        path: The PNG file.
+        path: The file.
         points: Shape (samples, 2).
         classes: Index into `names`, shape (samples,).
         names: The names of the classes.
@@ -77,12 +77,7 @@ def error_histogram(
 ) -> None:
     """Plots the distribution of prediction errors, and that of randomly assigned values.
 
-    Args:
-        path: The PNG file.
-        measured: Shape (samples,).
-        predicted: Shape (samples,).
-        title: The title of the figure.
-        unit: Their unit.
+    Both arrays have the shape (samples,), and `unit` is that of their values.
     """
     figure, plot = _new(title, f"predicted - measured ({unit})", "samples")
     shuffled = np.random.default_rng(0).permutation(measured)
@@ -101,15 +96,7 @@ def error_histogram(
 def measured_against_predicted(
     path: Path, measured: NDArray[Any], predicted: NDArray[Any], *, title: str, unit: str
 ) -> None:
-    """Plots the predicted against the measured value of each sample.
-
-    Args:
-        path: The PNG file.
-        measured: Shape (samples,).
-        predicted: Shape (samples,).
-        title: The title of the figure.
-        unit: Their unit.
-    """
+    """Plots the predicted against the measured value of each sample; see `error_histogram`."""
     figure, plot = _new(title, f"measured ({unit})", f"predicted ({unit})")
     if len(measured) > MAX_DOTS:
         chosen = np.random.default_rng(0).choice(len(measured), MAX_DOTS, replace=False)
@@ -124,11 +111,8 @@ def measured_against_predicted(
 def training_curves(path: Path, history: Mapping[str, Sequence[float]], *, title: str) -> None:
     """Plots loss and metrics over the epochs.
 
-    Args:
-        path: The PNG file.
-        history: As Keras keeps it: the values of each epoch by name, with those of the validation
-            samples under "val_" and the same name.
-        title: The title of the figure.
+    The history is as Keras keeps it: the values of each epoch by name, with those of the validation
+    samples under "val_" and the same name.
     """
     _save(curves(history, title=title), path)
 
@@ -180,14 +164,9 @@ def compared_times(
     title: str,
     published_title: str,
 ) -> None:
-    """Plots repeated times of several methods, and published ones in a separate panel.
+    """Plots repeated times of several methods, and published ones by machine in a separate panel.
 
-    Args:
-        path: The PNG file.
-        measured: The times of each method, in s.
-        published: The times of some methods by machine, in s; may be empty.
-        title: The title of the figure.
-        published_title: The title of the panel of published times.
+    All times are in s; there may be no published ones.
     """
     from matplotlib.figure import Figure
 
@@ -251,8 +230,6 @@ def _new(title: str, x_axis: str, y_axis: str) -> tuple[Figure, Axes]:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    import io
-
     content = io.BytesIO()
     figure.savefig(content, format="png", bbox_inches="tight")
     write_atomically(path, content.getvalue())

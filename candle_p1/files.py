@@ -9,15 +9,20 @@ import json
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Any
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The errors of a full disk, a used-up quota and a limit on the size of files."""
+
+
+def shipped(name: str) -> Path:
+    """Returns a directory of the checkout, which a wheel holds within the package."""
+    package = Path(__file__).resolve().parent
+    within = package / name
+    return within if within.is_dir() else package.parent / name
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -66,7 +71,7 @@ def create_atomically(path: Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def new_file(path: Path, num_bytes: int = 0) -> Iterator[Path]:
+def new_file(path: Path, num_bytes: int) -> Iterator[Path]:
     """Yields where to write what then becomes `path`, synced, as `write_atomically` does.
 
     The name is the same, because libraries choose the format by it, but in a directory of its own
@@ -82,10 +87,9 @@ def new_file(path: Path, num_bytes: int = 0) -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as directory:
         temporary = Path(directory) / path.name
-        if num_bytes:
-            with temporary.open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, num_bytes)
-            temporary.unlink()
+        with temporary.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+        temporary.unlink()
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())

@@ -1,22 +1,21 @@
 """How epochs, batch size and learning rate depend on the number of ranks.
 
-Pure functions and one frozen result, ScalingPlan. "The paper" is Wu et al., "Performance, Energy,
-and Scalability Analysis and Improvement of Parallel Cancer Deep Learning CANDLE Benchmarks",
-ICPP 2019, section 2.3: P ranks share the epochs (strong scaling) or each train all of them
-(weak scaling), the learning rate grows with P, and the batch size with a power of P.
+Pure functions and one frozen result, ScalingPlan, which is a section of the run's record. "The
+paper" is Wu et al., "Performance, Energy, and Scalability Analysis and Improvement of Parallel
+Cancer Deep Learning CANDLE Benchmarks", ICPP 2019, section 2.3: P ranks share the epochs (strong
+scaling) or each train all of them (weak scaling), the learning rate grows with P, and the batch
+size with a power of P.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from math import ceil, isqrt, sqrt
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from candle_p1.errors import ParameterError
+from candle_p1.records.types import Plan
 from candle_p1.text import count
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 EPOCHS_SCALINGS = ("strong", "strong_ceil", "weak", "none")
 BATCH_SCALINGS = ("none", "linear", "sqrt", "cbrt")
@@ -39,26 +38,20 @@ def scale_batch_size(batch_size: int, num_ranks: int, scaling: str) -> int:
 
     Integers keep exact roots exact: int(100 x 64^(1/3)) is 400, but 399 in floating point.
     """
+    _check_choice("batch_scaling", scaling, BATCH_SCALINGS)
     if scaling == "none":
         return batch_size
     if scaling == "linear":
         return batch_size * num_ranks
     if scaling == "sqrt":
         return isqrt(batch_size**2 * num_ranks)
-    if scaling == "cbrt":
-        return _integer_cube_root(batch_size**3 * num_ranks)
-    raise ParameterError(f"batch_scaling {scaling!r}: choose one of {', '.join(BATCH_SCALINGS)}")
+    return _integer_cube_root(batch_size**3 * num_ranks)
 
 
 def scale_learning_rate(learning_rate: float, num_ranks: int, scaling: str) -> float:
     """Returns the learning rate for `num_ranks` ranks: LR, LR x P or LR x P^(1/2)."""
-    if scaling == "none":
-        return learning_rate
-    if scaling == "linear":
-        return learning_rate * num_ranks
-    if scaling == "sqrt":
-        return learning_rate * sqrt(num_ranks)
-    raise ParameterError(f"lr_scaling {scaling!r}: choose one of {', '.join(LR_SCALINGS)}")
+    _check_choice("lr_scaling", scaling, LR_SCALINGS)
+    return learning_rate * {"none": 1, "linear": num_ranks, "sqrt": sqrt(num_ranks)}[scaling]
 
 
 def share_bounds(num_items: int, rank: int, num_ranks: int) -> tuple[int, int]:
@@ -80,7 +73,21 @@ def share_epochs(
     """
     if scaling is None:
         scaling = "strong" if data_parallel == "epoch" and epochs > 1 else "none"
-    return scaling, _epochs_per_rank(epochs, num_ranks, scaling)
+    _check_choice("epochs_scaling", scaling, EPOCHS_SCALINGS)
+    if scaling in ("weak", "none"):
+        return scaling, epochs
+    if scaling == "strong_ceil":
+        return scaling, ceil(epochs / num_ranks)
+    first, last = comp_epochs(epochs, 0, num_ranks), comp_epochs(epochs, num_ranks - 1, num_ranks)
+    if first == last:
+        return scaling, first
+    below, above = epochs // num_ranks * num_ranks, ceil(epochs / num_ranks) * num_ranks
+    nearest = f"--epochs {below} or --epochs {above}" if below else f"--epochs {above}"
+    raise ParameterError(
+        f"{epochs} epochs cannot be divided among {num_ranks} ranks: comp_epochs gives {first} to"
+        f" most and {last} to the last, and ranks with unequal steps hang. Use {nearest}, or"
+        f" --epochs_scaling strong_ceil to train {above // num_ranks} on each rank"
+    )
 
 
 def epochs_of_ranks(params: Mapping[str, Any], num_ranks: int) -> int:
@@ -119,45 +126,8 @@ def continued_learning_rate(saved_rate: float, saved: ScalingPlan, plan: Scaling
     return plan.learning_rate * (saved_rate / saved.learning_rate)
 
 
-@dataclass(frozen=True)
-class ScalingPlan:
-    """What every rank does: the same on all ranks, so that all take the same number of steps.
-
-    Attributes:
-        num_ranks: P.
-        epochs_scaling: strong, strong_ceil, weak or none; resolved.
-        batch_scaling: none, linear, sqrt or cbrt.
-        lr_scaling: none, linear or sqrt.
-        data_parallel: epoch (each rank trains on all samples) or batch_step (on its shard).
-        epochs: The requested epochs.
-        epochs_per_rank: The epochs that each rank trains.
-        base_batch_size: The requested batch size.
-        batch_size: The samples per step of one rank.
-        global_batch_size: The samples per step of all ranks.
-        base_learning_rate: The requested learning rate, or the optimizer's default.
-        learning_rate: The learning rate after the warm-up.
-        warmup_epochs: The epochs in which the learning rate rises to its scaled value.
-        warmup_learning_rate: The learning rate at the start of the warm-up.
-        samples_per_epoch: The samples that a rank trains on in an epoch.
-        steps_per_epoch: The steps of a rank in an epoch.
-    """
-
-    num_ranks: int
-    epochs_scaling: str
-    batch_scaling: str
-    lr_scaling: str
-    data_parallel: str
-    epochs: int
-    epochs_per_rank: int
-    base_batch_size: int
-    batch_size: int
-    global_batch_size: int
-    base_learning_rate: float
-    learning_rate: float
-    warmup_epochs: int
-    warmup_learning_rate: float
-    samples_per_epoch: int
-    steps_per_epoch: int
+class ScalingPlan(Plan):
+    """What every rank does: the same on all ranks, so that all take the same number of steps."""
 
     @classmethod
     def make(
@@ -175,16 +145,16 @@ class ScalingPlan:
         warmup_from: float | None = None,
         data_parallel: str = "epoch",
         max_steps: int = 0,
-        whole_batches: bool = False,
+        drop_remainder: bool = False,
         epochs_per_rank: int | None = None,
     ) -> ScalingPlan:
-        """Returns the plan.
+        """Returns the plan; epochs, batch size and learning rate are those before scaling.
 
         Args:
             num_ranks: P.
-            epochs: Epochs, before scaling.
-            batch_size: Samples per step, before scaling.
-            learning_rate: Learning rate, before scaling.
+            epochs: Of all ranks together, if they share them.
+            batch_size: Samples per step.
+            learning_rate: Or the optimizer's default.
             num_samples: Size of the training set.
             epochs_scaling: One of EPOCHS_SCALINGS, or None; see share_epochs.
             batch_scaling: One of BATCH_SCALINGS.
@@ -193,7 +163,7 @@ class ScalingPlan:
             warmup_from: Learning rate at its start; None means `learning_rate`.
             data_parallel: One of DATA_PARALLEL_LEVELS.
             max_steps: Maximum number of steps in an epoch; 0 means no limit.
-            whole_batches: Whether an epoch omits the samples that do not fill a last batch.
+            drop_remainder: Whether an epoch omits the samples that do not fill a last batch.
             epochs_per_rank: The epochs of each rank where a checkpoint of other ranks decides them
                 (see `remaining_epochs`); None: those that follow from `epochs`.
 
@@ -203,10 +173,7 @@ class ScalingPlan:
         """
         if num_samples < 1:
             raise ParameterError("there are no training samples")
-        if data_parallel not in DATA_PARALLEL_LEVELS:
-            raise ParameterError(
-                f"data_parallel {data_parallel!r}: choose one of {', '.join(DATA_PARALLEL_LEVELS)}"
-            )
+        _check_choice("data_parallel", data_parallel, DATA_PARALLEL_LEVELS)
         if epochs_per_rank is None:
             epochs_scaling, epochs_per_rank = share_epochs(
                 epochs, num_ranks, epochs_scaling, data_parallel
@@ -222,7 +189,7 @@ class ScalingPlan:
             )
         scaled_batch_size = scale_batch_size(batch_size, num_ranks, batch_scaling)
         steps = ceil(samples / scaled_batch_size)
-        if whole_batches:
+        if drop_remainder:
             steps = samples // scaled_batch_size
             if not steps:
                 raise ParameterError(
@@ -278,10 +245,6 @@ class ScalingPlan:
             f" {self.epochs_per_rank}: the learning rate does not reach {self.learning_rate:g}"
         ]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the plan as a run record contains it."""
-        return asdict(self)
-
 
 def warmup_learning_rate(plan: ScalingPlan, step: int) -> float:
     """Returns the learning rate of a step, counted from 0 over all epochs of a rank.
@@ -296,25 +259,9 @@ def warmup_learning_rate(plan: ScalingPlan, step: int) -> float:
     return base + (target - base) * step / num_warmup_steps
 
 
-def _epochs_per_rank(epochs: int, num_ranks: int, scaling: str) -> int:
-    if scaling in ("weak", "none"):
-        return epochs
-    if scaling == "strong_ceil":
-        return ceil(epochs / num_ranks)
-    if scaling != "strong":
-        raise ParameterError(
-            f"epochs_scaling {scaling!r}: choose one of {', '.join(EPOCHS_SCALINGS)}"
-        )
-    first, last = comp_epochs(epochs, 0, num_ranks), comp_epochs(epochs, num_ranks - 1, num_ranks)
-    if first == last:
-        return first
-    below, above = epochs // num_ranks * num_ranks, ceil(epochs / num_ranks) * num_ranks
-    nearest = f"--epochs {below} or --epochs {above}" if below else f"--epochs {above}"
-    raise ParameterError(
-        f"{epochs} epochs cannot be divided among {num_ranks} ranks: comp_epochs gives {first} to"
-        f" most and {last} to the last, and ranks with unequal steps hang. Use {nearest}, or"
-        f" --epochs_scaling strong_ceil to train {above // num_ranks} on each rank"
-    )
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ParameterError(f"{name} {value!r}: choose one of {', '.join(choices)}")
 
 
 def _integer_cube_root(n: int) -> int:

@@ -13,14 +13,12 @@ import re
 import shlex
 import sys
 import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from typing import TextIO
-
     from rich.table import Table
 
 ERROR_MARK = "error: "

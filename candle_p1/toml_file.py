@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import reprlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,8 +24,6 @@ from candle_p1.errors import ParameterError, did_you_mean
 from candle_p1.files import read_regular_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pydantic_core import ErrorDetails
 
 if sys.version_info >= (3, 11):

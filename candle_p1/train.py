@@ -13,53 +13,56 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from candle_p1.benchmark import Benchmark
 from candle_p1.checkpoints.policy import are_saved
-from candle_p1.data.reader import Reader, describe_together, loading
+from candle_p1.data.reader import FileSet, Reader, describe_together, loading
+from candle_p1.data.samples import DataSet
 from candle_p1.distributed.allreduce_log import unknown_efficiency
-from candle_p1.distributed.comm import Attempt, check_ranks, connect, on_first_rank
-from candle_p1.distributed.engines import make_engine
-from candle_p1.distributed.engines.engine import warn_of_horovod
+from candle_p1.distributed.comm import (
+    Communicator,
+    agree,
+    attempt,
+    check_ranks,
+    connect,
+    on_first_rank,
+)
+from candle_p1.distributed.devices import Device
+from candle_p1.distributed.engine import Engine, StartOptions, make_engine, warn_of_horovod
 from candle_p1.distributed.launch_environment import launched_rank
 from candle_p1.distributed.mpi_library import describe_mpi
-from candle_p1.distributed.timeline import open_timeline
+from candle_p1.distributed.optimizer import self_test
+from candle_p1.distributed.reducers.horovod import Timeline, open_timeline
+from candle_p1.distributed.replicas import broadcast_state
 from candle_p1.errors import EXIT_CODE, CandleError
 from candle_p1.figures import training_curves
 from candle_p1.instrument import mllog, tensorboard
 from candle_p1.instrument.mllog import RunLog
 from candle_p1.models.evaluation import Trained, find_nan
 from candle_p1.models.optimizers import check_names, make_optimizer
+from candle_p1.parameters.parameter_set import EditableParameters, ParameterSet
 from candle_p1.records import environment
+from candle_p1.records.types import Failure
 from candle_p1.scaling import ScalingPlan, epochs_of_ranks
 from candle_p1.text import count, print_error
-from candle_p1.training.agreement import check_same_data, check_same_parameters
-from candle_p1.training.best_metric import check_best_metric
-from candle_p1.training.identity import describe_data, describe_identity
+from candle_p1.training.fingerprint import data_fingerprint, run_fingerprint
 from candle_p1.training.lifecycle import Run, recorded_run
 from candle_p1.training.measured import describe_model, describe_rank, unmet_requests
 from candle_p1.training.restart import Restart, may_restart
 from candle_p1.training.setup import (
-    averaging_of,
+    Training,
     build_model,
+    check_best_metric,
     check_passes,
+    check_same_data,
+    check_same_parameters,
     locate_files,
     make_plan,
     set_up_device,
 )
 
 CURVES_NAME = "history.png"
-
-if TYPE_CHECKING:
-    from candle_p1.benchmark import Benchmark
-    from candle_p1.data.reader import FileSet
-    from candle_p1.data.samples import DataSet
-    from candle_p1.distributed.comm import Communicator
-    from candle_p1.distributed.devices import Device
-    from candle_p1.distributed.engines.engine import Engine
-    from candle_p1.distributed.timeline import Timeline
-    from candle_p1.parameters.parameter_set import EditableParameters, ParameterSet
-    from candle_p1.records.types import Failure
 
 
 def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
@@ -78,7 +81,7 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
         CandleError: Something the user can fix; the same on every rank unless only one rank failed.
     """
     comm = connect()
-    params = Attempt(partial(benchmark.bind, parameters)).agree(comm)
+    params = agree(comm, benchmark.bind, parameters)
     return _run(benchmark, params, comm).history
 
 
@@ -93,46 +96,46 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
     """Trains a benchmark with bound parameters; see `run`."""
     check_ranks(launched_rank(), comm)
     check_same_parameters(params, comm)
-    on_first_rank(partial(benchmark.check_tables, params), comm)
+    on_first_rank(comm, benchmark.check_tables, params)
     if not may_restart(params):
-        Attempt(partial(epochs_of_ranks, params, comm.size)).agree(comm)
-    Attempt(partial(tensorboard.check_tensorboard, params)).agree(comm)
-    timeline = Attempt(partial(open_timeline, params["timeline"], comm)).agree(comm)
+        agree(comm, epochs_of_ranks, params, comm.size)
+    agree(comm, tensorboard.check_tensorboard, params)
+    timeline = agree(comm, open_timeline, params["timeline"], comm)
 
-    with recorded_run(benchmark.name, params, comm) as this, _open_log(params, this) as log:
-        phases = this.phases
+    with recorded_run(benchmark.name, params, comm) as run, _open_log(params, run) as log:
+        phases = run.phases
 
         with phases("startup"):
-            identity = describe_identity(benchmark.name, params)
-            restart = Restart.of(this.restart, comm)
+            fingerprint = run_fingerprint(benchmark.name, params)
+            restart = Restart.of(run.restart, comm)
             if restart is None:  # all of this before loading, which takes minutes
-                Attempt(partial(epochs_of_ranks, params, comm.size)).agree(comm)
+                agree(comm, epochs_of_ranks, params, comm.size)
             else:
-                Attempt(partial(restart.check_run, identity)).agree(comm)
+                agree(comm, restart.check_run, fingerprint)
                 if not restart.same_ranks:
-                    this.screen.say(restart.explain())
-            results = this.result_directory(params["save_path"])
-            this.screen.say("importing Keras and its backend, which takes some seconds")
-            engine = Attempt(partial(make_engine, params["engine"], comm)).agree(comm)
-            device, averaging = _start(params, timeline, engine, this)
-            with phases.part("files"):
-                files = _locate_files(benchmark, params, this)
-            from candle_p1.training.fit import train_model  # with Keras
+                    run.screen.say(restart.explain())
+            results = run.result_directory(params["save_path"])
+            run.screen.say("importing Keras and its backend, which takes some seconds")
+            engine = agree(comm, make_engine, params["engine"], comm)
+            device, averaging = _start(params, timeline, engine, run)
+            with phases.region("files"):
+                files = _locate_files(benchmark, params, run)
+            from candle_p1.training.loop import train_model  # with Keras
             from candle_p1.training.model_files import ModelFiles
 
-            models = ModelFiles(benchmark, params, results, this)
+            models = ModelFiles(benchmark, params, results, run)
         log.begin()
         allreduces = None
         if params["communication_log"]:
-            allreduces = engine.make_log(this.communication, is_gpu=device.is_gpu)
+            allreduces = engine.make_log(run.communication, is_gpu=device.is_gpu)
         threads = params["load_threads"] or device.threads
-        reader = Reader(files, loading(params, comm, threads, this.screen.warn))
+        reader = Reader(files, loading(params, comm, threads, run.screen.warn))
         for warning in reader.loading.warnings:
-            this.screen.warn(warning)
+            run.screen.warn(warning)
 
         def prepare() -> tuple[DataSet, list[str], ScalingPlan, Any]:
             synthetic = "synthetic data " if files.synthetic else ""
-            this.screen.say(f"loading {synthetic}with the loader {params['loader']}")
+            run.screen.say(f"loading {synthetic}with the loader {params['loader']}")
             with phases("load"):
                 raw = benchmark.load_data(reader, params)
             with phases("digest"):
@@ -150,24 +153,24 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
             if restart is not None:
                 with phases("restore"):
                     restart.check_plan(plan)
-                    restart.check_data(describe_data(reader))
+                    restart.check_data(data_fingerprint(reader))
                     restart.restore_arrays(model)
             return data, chosen, plan, model
 
-        prepared = Attempt(prepare)
+        prepared = attempt(prepare)
 
         with phases("broadcast"):
             with phases("wait"):
-                data, chosen, plan, model = prepared.agree(comm)
+                data, chosen, plan, model = agree(comm, prepared)
                 check_same_data(reader, comm)
             with phases("transfer"):
-                engine.broadcast_state(model)
+                broadcast_state(model, engine.reducer)
 
-        this.screen.say(f"{plan.explain()}; validation in parentheses")
+        run.screen.say(f"{plan.explain()}; validation in parentheses")
         warnings = [*plan.warnings, *chosen]
         warnings += unmet_requests(params, describe_model(model), reads_tables=bool(reader.table_s))
         for warning in warnings:
-            this.screen.warn(warning)
+            run.screen.warn(warning)
         log.describe(params, plan, len(data.train), len(data.validation))
         sections: dict[str, Any] = {
             "data": {
@@ -183,30 +186,31 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
                 "num_validation": len(data.validation),
                 "num_test": len(data.test),
             },
-            "plan": plan.to_dict(),
+            "plan": plan,
             "distributed": averaging,
         }
 
         def warned() -> list[str]:
+            before = [*run.watchdog.warnings, *params.warnings, *params.idle(comm.size)]
             of_data = [*reader.loading.warnings, *reader.warnings]
-            of_params = [*params.warnings, *params.idle(comm.size)]
-            return [*this.watchdog.warnings, *of_params, *device.warnings, *of_data, *warnings]
+            return [*before, *device.warnings, *of_data, *warnings]
 
-        this.note(**sections, warnings=warned())
+        run.note(**sections, warnings=warned())
         with phases("train"):
-            of_data = {"identity": identity, "data": describe_data(reader)}
             trained = train_model(
-                benchmark,
-                model,
-                data,
-                plan,
-                params,
-                allreduces,
-                this,
-                log,
-                models.callbacks(),
-                of_data,
-                restart,
+                Training(
+                    run=run,
+                    benchmark=benchmark,
+                    params=params,
+                    data=data,
+                    plan=plan,
+                    model=model,
+                    allreduces=allreduces,
+                    log=log,
+                    models=models,
+                    fingerprint=fingerprint | {"data": data_fingerprint(reader)},
+                    restart=restart,
+                )
             )
         history = trained.history
 
@@ -214,31 +218,29 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
         with phases("evaluate"):
             evaluated = Trained(model, data, params, comm, results, files.synthetic)
             quality = benchmark.evaluate(evaluated) if evaluates else {}
-        this.note(training=trained.facts, quality=quality)
+        run.note(training=trained.facts, quality=quality)
         if models.are_final and not trained.is_interrupted:
             with phases("save"):
                 models.save_final(model)
-        lost = comm.broadcast(find_nan(history.history, quality))
-        for problem in lost:
-            this.screen.warn(problem.reason)
-        failure = lost[0] if lost and not params["allow_nan"] else None
-        if not trained.is_interrupted:
-            log.finish(quality, is_success=failure is None)
-
         with phases("report"):
+            lost = comm.broadcast(find_nan(history.history, quality))
+            for problem in lost:
+                run.screen.warn(problem.reason)
+            failure = lost[0] if lost and not params["allow_nan"] else None
+            if not trained.is_interrupted:
+                log.finish(quality, is_success=failure is None)
             checkpoints = trained.writer.close() if trained.writer else None
-            files_read = describe_together(reader, comm, this.start)
+            files_read = describe_together(reader, comm, run.start)
             captured = environment.capture() | describe_mpi() if comm.rank == 0 else {}
         found: dict[str, Any] = unknown_efficiency(
             allreduces, comm, engine.name, is_wanted=params["communication_log"]
         )
-        found |= {"timeline": timeline.describe(this.start)} if timeline else {}
+        found |= {"timeline": timeline.describe(run.start)} if timeline else {}
         found |= {"failure": failure} if failure else {}
-        this.finish(
+        run.finish(
             describe_rank(
                 comm, threads=device.threads, device=device.name, num_cores=device.num_cores
             ),
-            logged=params["communication_log"],
             clock_waits_for=allreduces.waits_for if allreduces else None,
             **sections | {"data": sections["data"] | {"files": files_read}},
             model=describe_model(model),
@@ -253,21 +255,21 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
             warnings=[*warned(), *(problem.reason for problem in lost), *models.warnings],
         )
         if comm.rank == 0:
-            this.screen.show_result(this.record, this.record_path)
-            _draw_curves(this, history, files.synthetic)
+            run.screen.show_result(run.record, run.record_path)
+            _draw_curves(run, history, files.synthetic)
     return _Outcome(history, failure)
 
 
-def _draw_curves(this: Run, history: Any, synthetic: bool) -> None:
+def _draw_curves(run: Run, history: Any, synthetic: bool) -> None:
     """Writes the picture of history.csv; after the record, so that no time of the run has it."""
     if not history.history:  # train_bool is False
         return
-    title = f"{this.record.benchmark} on {count(this.comm.size, 'rank')}"
-    path = this.directory / CURVES_NAME
+    title = f"{run.record.benchmark} on {count(run.comm.size, 'rank')}"
+    path = run.directory / CURVES_NAME
     try:
         training_curves(path, history.history, title=title + " (synthetic data)" * synthetic)
     except OSError as error:
-        this.screen.warn(f"{path}: {error.strerror}")
+        run.screen.warn(f"{path}: {error.strerror}")
 
 
 class Script:
@@ -316,8 +318,8 @@ def main(benchmark: Benchmark) -> None:
         # Only one rank prints, also for --help, which ends here.
         quiet = contextlib.redirect_stdout(io.StringIO()) if comm.rank else contextlib.nullcontext()
         with quiet:
-            params = Attempt(benchmark.read_parameters)
-        failure = _run(benchmark, params.agree(comm), comm).failure
+            params = agree(comm, benchmark.read_parameters)
+        failure = _run(benchmark, params, comm).failure
         if failure is not None:
             raise CandleError(
                 f"{failure.reason}: lower the learning rate, check the data, or accept it by"
@@ -343,49 +345,52 @@ def main(benchmark: Benchmark) -> None:
 
 
 def _start(
-    params: ParameterSet, timeline: Timeline | None, engine: Engine, this: Run
+    params: ParameterSet, timeline: Timeline | None, engine: Engine, run: Run
 ) -> tuple[Device, dict[str, Any]]:
     """Sets up device, precision and engine, and tests that gradients are averaged."""
-    comm = this.comm
-    with this.phases.part("devices"):
+    comm = run.comm
+    with run.phases.region("devices"):
         device = set_up_device(params, comm, engine)
     if params["verbose"]:
-        this.screen.say(params.to_text())
+        run.screen.say(params.to_text())
     for warning in (*params.warnings, *params.idle(comm.size), *device.warnings):
-        this.screen.warn(warning)
-    with this.phases.part("engine"):
+        run.screen.warn(warning)
+    with run.phases.region("engine"):
         averaging = engine.start(
-            stall_shutdown_s=params["stall_shutdown_s"],
-            deterministic=params["deterministic"],
-            timeline=timeline.path if timeline else None,
-            averaging=averaging_of(params),
+            StartOptions(
+                stall_shutdown_s=params["stall_shutdown_s"],
+                deterministic=params["deterministic"],
+                timeline=timeline.path if timeline else None,
+                averaging=params["averaging"],
+                compression=params["compression"],
+            )
         )
     ignored = warn_of_horovod(averaging, os.environ)
     for warning in ignored:
-        this.screen.warn(warning)
+        run.screen.warn(warning)
     device = replace(device, warnings=[*device.warnings, *ignored])
     plain = partial(make_optimizer, params, learning_rate=0.01)
-    Attempt(plain).agree(comm)
-    Attempt(partial(check_names, params)).agree(comm)
-    with this.phases.part("self_test"):
-        engine.self_test(plain, lambda: engine.distribute_optimizer(plain(), params["compression"]))
+    agree(comm, plain)
+    agree(comm, check_names, params)
+    with run.phases.region("self_test"):
+        self_test(engine, plain)
     return device, averaging | {"averaging_checked": comm.size > 1}
 
 
-def _open_log(params: ParameterSet, this: Run) -> RunLog:
+def _open_log(params: ParameterSet, run: Run) -> RunLog:
     """Returns the log in MLPerf's format; it writes only on rank 0, and only if requested."""
-    writes = params["mllog"] and this.comm.rank == 0
-    path = this.directory / mllog.FILE_NAME if writes else None
-    first_epoch = this.restart.position.epoch if this.restart else 0
-    return RunLog(path, this.record.benchmark, this.phases, this.start, first_epoch)
+    writes = params["mllog"] and run.comm.rank == 0
+    path = run.directory / mllog.FILE_NAME if writes else None
+    first_epoch = run.restart.position.epoch if run.restart else 0
+    return RunLog(path, run.record.benchmark, run.phases, run.start, first_epoch)
 
 
-def _locate_files(benchmark: Benchmark, params: ParameterSet, this: Run) -> FileSet:
+def _locate_files(benchmark: Benchmark, params: ParameterSet, run: Run) -> FileSet:
     def locate() -> FileSet:
-        with this.screen.making_data() as progress:
+        with run.screen.making_data() as progress:
             return locate_files(benchmark, params, progress)
 
-    return on_first_rank(locate, this.comm)
+    return on_first_rank(run.comm, locate)
 
 
 def _limit(data: DataSet, params: ParameterSet) -> DataSet:

@@ -35,6 +35,11 @@ ENGINES = {
 TOLD_HERE = {"KERAS_BACKEND"} - os.environ.keys()
 choose_backend()
 
+# In the background of a shell script SIGINT is ignored, and what tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+# Tests start commands by their names, also if the environment has not been activated.
+os.environ["PATH"] = f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}"
+
 
 def pytest_collection_modifyitems(items):
     """Skips the tests whose engine is not installed.
@@ -160,8 +165,6 @@ def wait_until(condition, limit_s, process=None):
 def start(environment, tmp_path):
     """Starts a command in the test's directory; its process group ends with the test."""
     started = []
-    # Under nohup or in the background of a shell script SIGINT is ignored, and children inherit it.
-    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def start(command, **options):
         started.append(start_group(command, tmp_path, **options))
@@ -174,7 +177,6 @@ def start(environment, tmp_path):
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
-    signal.signal(signal.SIGINT, interrupt)
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from datetime import datetime, timedelta, timezone
 
+from candle_p1.records.rank_stats import Seconds
 from candle_p1.records.record import make_record, write_record
-from candle_p1.records.spread import Seconds
 from candle_p1.records.types import PhaseTimes
 from candle_p1.reports.experiments import group
 from candle_p1.reports.frame import Run
@@ -83,7 +83,7 @@ def _sections(
     load_s = max(loads_s)
     started = datetime(2026, 1, 1, tzinfo=timezone.utc) + timedelta(minutes=next(_started))
     record = {
-        "schema_version": 2,
+        "schema_version": 3,
         "status": status,
         "benchmark": benchmark,
         "started": started.isoformat(),
@@ -111,7 +111,7 @@ def _sections(
     phases = {
         "startup": _phase(0.0, startup_s, num_ranks),
         "load": _phase(startup_s, loads_s, num_ranks),
-        "broadcast": _phase(wait_begin_s, wait_s, num_ranks, parts={"wait": wait}),
+        "broadcast": _phase(wait_begin_s, wait_s, num_ranks, regions={"wait": wait}),
         "train": _phase(wait_begin_s + wait_s, train_s, num_ranks, **waited),
     }
     total_s = startup_s + load_s + wait_s + train_s
@@ -142,7 +142,7 @@ def _sections(
                 for role, file_bytes, share in (("train", 4_000_000, 0.8), ("test", 1_000_000, 0.2))
             },
         },
-        "plan": plan.to_dict() | {"epochs_per_rank": epochs_per_rank},
+        "plan": plan.model_dump() | {"epochs_per_rank": epochs_per_rank},
         "model": {"num_parameters": 1000, "optimizer": "sgd"}
         | ({} if jit_compile is None else {"jit_compile": jit_compile}),
         "distributed": {"backend": engine, "settings": exchange or {}}
@@ -158,13 +158,11 @@ def _sections(
             "samples_per_s": num_ranks * 200 / epoch_s,
         }
         | (training or {}),
-        "communication": {"logged": True},
+        "communication": {},
         "efficiency": {
             "load_balance": 1.0,
             "communication_efficiency": useful_s / total_s,
             "parallel_efficiency": useful_s / total_s,
-            "runtime_s": total_s,
-            "useful": _spread(useful_s, num_ranks),
         },
         "quality": {
             name: {"value": value} | ({"naive": naive[name]} if naive and name in naive else {})

@@ -8,7 +8,7 @@ from candle_p1.records import record
 from candle_p1.records.per_rank import read_per_rank
 
 RUNNING = {
-    "schema_version": 2,
+    "schema_version": 3,
     "status": "running",
     "benchmark": "nt3",
     "started": "2019-08-05T00:00:00.000+00:00",

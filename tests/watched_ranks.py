@@ -7,12 +7,21 @@ import os
 import socket
 import subprocess
 import sys
+from typing import NamedTuple
 
-from candle_p1.distributed.watchdog.protocol import TOKEN_VARIABLE, WELCOME
+from candle_p1.failure.protocol import TOKEN_VARIABLE, WELCOME, encode
 from tests import records
 
 TOKEN = "token"
 RUNNING = records.RUNNING | {"num_ranks": 3}
+
+
+class Order(NamedTuple):
+    """What the server tells a rank: to end with an exit code, and whether to print the reason."""
+
+    code: int
+    speak: bool
+    reason: str
 
 
 class FakeRank:
@@ -24,40 +33,40 @@ class FakeRank:
         assert self.socket.recv(len(WELCOME), socket.MSG_WAITALL) == WELCOME
 
     def say(self, **message):
-        self.socket.sendall(json.dumps(message).encode() + b"\0")
+        self.socket.sendall(encode(**message))
+
+    def beat(self, *progress):
+        """Says how far it has come: steps, collectives and whether it waits."""
+        self.socket.sendall(json.dumps(progress).encode() + b"\n")
 
     def hear(self):
         """Returns the next order, None if there is none before the end; probes are no orders."""
         data = b""
-        while not data.strip() or not data.endswith(b"\n"):
+        while not data.strip(b"\0") or not data.endswith(b"\0"):
             received = self.socket.recv(4096)
             if not received:
                 return None
             data += received
-        return json.loads(data)
+        code, speak, reason = data.strip(b"\0").decode().split(" ", 2)
+        return Order(int(code), bool(int(speak)), reason)
 
     def die(self):
         self.socket.close()
 
 
-def start_server(record, *flags, num_ranks=3, preexec_fn=None, pass_fds=(), **variables):
+def start_server(record, *flags, num_ranks=3, preexec_fn=None, pass_fds=(), **limits):
     """Returns the process of a server, which prints where it listens."""
-    flags = [*flags, "--num-ranks", num_ranks, "--record", record]
-    return start_process("server", flags, variables, preexec_fn=preexec_fn, pass_fds=pass_fds)
-
-
-def start_hub(server_port, first_rank, num_ranks, **variables):
-    """Returns the process of a hub."""
-    flags = ["--server", "127.0.0.1", "--server-port", server_port]
-    flags += ["--first-rank", first_rank, "--num-ranks", num_ranks]
-    return start_process("hub", flags, variables)
-
-
-def start_process(module, flags, variables, **options):
-    command = [sys.executable, "-m", f"candle_p1.distributed.watchdog.{module}"]
-    command += ["--bind", "127.0.0.1", *map(str, flags)]
-    environment = os.environ | {TOKEN_VARIABLE: TOKEN} | variables
-    return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, **options)
+    command = [sys.executable, "-m", "candle_p1.failure.server", "--bind", "127.0.0.1"]
+    command += [*flags, "--num-ranks", str(num_ranks), "--record", str(record)]
+    command += ["--limits", json.dumps(limits)]
+    environment = os.environ | {TOKEN_VARIABLE: TOKEN}
+    return subprocess.Popen(
+        [*map(str, command)],
+        stdout=subprocess.PIPE,
+        env=environment,
+        preexec_fn=preexec_fn,
+        pass_fds=pass_fds,
+    )
 
 
 def port_of(process):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from statistics import median
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 
 from candle_p1.bench.task import BenchmarkTask, seconds_of
 from candle_p1.cluster.launchers import on_this_machine
+from candle_p1.distributed.allreduce_log import AllreduceLog
 from candle_p1.distributed.comm import Communicator, connect
 from candle_p1.distributed.launch_environment import launcher_variable
 from candle_p1.instrument import collectives, phases
@@ -36,33 +38,74 @@ def train(
 
     from candle_p1.distributed.allreduce_log import allreduce_times
     from candle_p1.models.fast.batches import for_fit
-    from candle_p1.training.callbacks import EpochTimer
+    from candle_p1.training.epochs import EpochTimer
 
     begins: list[float] = []
     ends: list[float] = []
 
+    timer = EpochTimer(0.0, allreduce_times(log, comm))
+
+    def begin_epoch(epoch: int, logs: Any) -> None:
+        if measured:
+            timer.begin_epoch()
+
     def begin_step(batch: int, logs: Any) -> None:
-        if measured and log:
-            log.count_step()
+        if measured:
+            timer.begin_step()
+            if log:
+                log.count_step()
         if batch == 0:
             begins.append(time.perf_counter())
 
-    # From the first step of an epoch until the other callbacks have seen its end.
-    callbacks = [EpochTimer(0.0, allreduce_times(log, comm))] if measured else []
-    callbacks.append(
-        keras.callbacks.LambdaCallback(
-            on_train_batch_begin=begin_step,
-            on_epoch_end=lambda epoch, logs: ends.append(time.perf_counter()),
-        )
-    )
-    options = {"epochs": num_epochs, "shuffle": False, "verbose": 0, "callbacks": callbacks}
+    def end_epoch(epoch: int, logs: Any) -> None:
+        if measured:
+            timer.end_epoch()
+        ends.append(time.perf_counter())
+
+    # From the first step of an epoch until its end has been measured.
+    callback = keras.callbacks.LambdaCallback(begin_epoch, end_epoch, None, None, begin_step)
+    options = {"epochs": num_epochs, "shuffle": False, "verbose": 0, "callbacks": [callback]}
     with ExitStack() as measuring:
         if measured:
             measuring.enter_context(collectives.active(CommunicationLog()))
-            measuring.enter_context(phases.active(timer := PhaseTimer()))
-            measuring.enter_context(timer("train"))
+            measuring.enter_context(phases.active(phase := PhaseTimer()))
+            measuring.enter_context(phase("train"))
         model.fit(for_fit(training.batches()), **options)
     return sum(ends) - sum(begins)
+
+
+def logging_steps(
+    log: AllreduceLog, num_gradients: int
+) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Returns two functions: a step that does nothing but log, and one that does nothing."""
+    import keras
+
+    names = [str(number) for number in range(num_gradients)]
+    variables = [keras.Variable(0.0) for _ in names]
+
+    def logged(value: Any) -> Any:
+        values = {name: value + number for number, name in enumerate(names)}
+        log.note_ready(values, variables, dict.fromkeys(names, 4))
+        log.note_done(list(values.values()))
+        return value
+
+    def bare(value: Any) -> Any:
+        return value + 0
+
+    zero = keras.ops.convert_to_tensor(0.0)
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        graphs = [tf.function(step, autograph=False) for step in (logged, bare)]
+        return lambda: graphs[0](zero), lambda: graphs[1](zero)
+    import jax
+
+    programs = [jax.jit(step) for step in (logged, bare)]
+
+    def call(program: Any) -> Callable[[], Any]:
+        return lambda: (jax.block_until_ready(program(zero)), jax.effects_barrier())
+
+    return call(programs[0]), call(programs[1])
 
 
 def direct_cost_s(training: Any) -> float:
@@ -71,15 +114,15 @@ def direct_cost_s(training: Any) -> float:
     It consists of the operations in the graph, timed in a graph that holds nothing else; of the
     callbacks before a step; and of reading the table at the end of an epoch, divided by its steps.
     """
-    from candle_p1.training.callbacks import EpochTimer
+    from candle_p1.training.epochs import EpochTimer
 
     timer = EpochTimer(0.0, lambda: (0.0, 0.0))
-    timer.on_epoch_begin(0)
-    seconds = seconds_of(lambda: timer.on_train_batch_begin(0), NUM_CALLS)
+    timer.begin_epoch()
+    seconds = seconds_of(timer.begin_step, NUM_CALLS)
     log = training.engine.make_log(CommunicationLog(), is_gpu=training.device.is_gpu)
     if log is None:
         return seconds
-    measured, bare = log.example(len(training.model.trainable_weights))
+    measured, bare = logging_steps(log, len(training.model.trainable_weights))
     seconds += seconds_of(measured, NUM_CALLS) - seconds_of(bare, NUM_CALLS)
     seconds += seconds_of(log.count_step, NUM_CALLS)
     return seconds + seconds_of(log.take, NUM_CALLS) / int(training.plan.steps_per_epoch)
@@ -102,6 +145,7 @@ def main(
     task = BenchmarkTask(benchmark=benchmark, flags=flags)
     task.choose_backend()
     from candle_p1.bench.training import prepare_training  # with Keras
+    from candle_p1.distributed.replicas import broadcast_state
     from candle_p1.training.setup import build_model
 
     training = prepare_training(task, comm)
@@ -116,7 +160,7 @@ def main(
         engine,
         log,
     )
-    engine.broadcast_state(with_log)
+    broadcast_state(with_log, engine.reducer)
     mine: dict[bool, list[float]] = {True: [], False: []}
     for number in range(1 + rounds):
         for measured in (True, False) if number % 2 else (False, True):

@@ -37,6 +37,17 @@ WHOLE_RUN = ""
 INT_BYTES = 8
 
 
+class ArrayInMemory:
+    """A NumPy array as a source of checkpoints; see candle_p1.checkpoints.arrays."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self.shape, self.dtype, self._array = array.shape, array.dtype, array
+
+    def copy_into(self, rows: slice, out: NDArray[Any]) -> None:
+        """Copies some rows."""
+        np.copyto(out, self._array[rows] if self._array.ndim else self._array)
+
+
 class SimulatedJob:
     """A job whose ranks are threads of this process.
 

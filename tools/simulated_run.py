@@ -23,18 +23,16 @@ from typing import Any
 import numpy as np
 
 from candle_p1.benchmark import Benchmark, find_benchmark
-from candle_p1.checkpoints.manifest import Position
-from candle_p1.checkpoints.source import ArrayInMemory
 from candle_p1.checkpoints.writer import CheckpointWriter
 from candle_p1.data.reader import Reader, describe_together, loading
 from candle_p1.data.samples import DataSet, Samples
 from candle_p1.data.transforms import scale_features
-from candle_p1.distributed.comm import Attempt, check_ranks, on_first_rank
+from candle_p1.distributed.callbacks import reduce_metrics
+from candle_p1.distributed.comm import agree, check_ranks, on_first_rank
 from candle_p1.distributed.gpus import check_gpus
 from candle_p1.distributed.launch_environment import LaunchedRank
-from candle_p1.distributed.metrics import reduce_metrics
 from candle_p1.distributed.mpi_library import check_thread_level
-from candle_p1.distributed.timeline import open_timeline
+from candle_p1.distributed.reducers.horovod import open_timeline
 from candle_p1.errors import DataError, RunInterrupted
 from candle_p1.instrument.collectives import CommunicationLog
 from candle_p1.instrument.epochs import Epoch
@@ -48,20 +46,19 @@ from candle_p1.parameters.parameter_set import ParameterSet
 from candle_p1.records import environment
 from candle_p1.records.power_file import write_traces
 from candle_p1.records.power_trace import Channel, Trace
-from candle_p1.records.record import make_record, utc_now
-from candle_p1.records.types import SCHEMA_VERSION
+from candle_p1.records.record import write_record
+from candle_p1.records.types import Position
 from candle_p1.scaling import ScalingPlan, epochs_of_ranks
-from candle_p1.training.agreement import check_same_data, check_same_parameters
-from candle_p1.training.epoch_facts import GatheredEpochs, epoch_arrays
-from candle_p1.training.lifecycle import Run
+from candle_p1.training.epochs import GatheredEpochs, epoch_arrays
+from candle_p1.training.lifecycle import Run, first_record
 from candle_p1.training.measured import describe_rank
-from candle_p1.training.opening import RunOpening
 from candle_p1.training.power_meter import PowerMeter
-from candle_p1.training.pulse import Pulse
 from candle_p1.training.restart import Restart
+from candle_p1.training.run_directory import RunDirectory
+from candle_p1.training.save_trigger import SaveTrigger
 from candle_p1.training.screen import Screen
-from candle_p1.training.setup import locate_files
-from tools.simulated import SimulatedCommunicator
+from candle_p1.training.setup import check_same_data, check_same_parameters, locate_files
+from tools.simulated import ArrayInMemory, SimulatedCommunicator
 
 BENCHMARK = "nt3"
 METRICS = ("loss", "accuracy")
@@ -171,47 +168,31 @@ class RankOfRun:
         self._start_s = min(phase.begin_s for phase in scenario.phases.values())
         self._model = fake_model()
         self.resources = ExitStack()
-        self._timer: Any = SimpleNamespace(epochs=[])
-        self._validation: Any = SimpleNamespace(seconds=[])
 
     def begin(self) -> None:
         comm = self._comm
-        params = Attempt(lambda: self._params).agree(comm)
+        params = agree(comm, lambda: self._params)
         check_ranks(LaunchedRank("mpirun", comm.rank, comm.size, None, None, None, "node"), comm)
         check_same_parameters(params, comm)
-        on_first_rank(partial(self._scenario.benchmark.check_tables, params), comm)
-        Attempt(lambda: epochs_of_ranks(params, comm.size)).agree(comm)
-        Attempt(lambda: check_tensorboard(params)).agree(comm)
-        Attempt(lambda: open_timeline(params["timeline"], comm)).agree(comm)
+        on_first_rank(comm, self._scenario.benchmark.check_tables, params)
+        agree(comm, epochs_of_ranks, params, comm.size)
+        agree(comm, check_tensorboard, params)
+        agree(comm, open_timeline, params["timeline"], comm)
         power = PowerMeter(comm, params["power"], params["power_hz"], params["gpus"])
         self.resources.enter_context(power)
-        record = make_record(
-            {
-                "schema_version": SCHEMA_VERSION,
-                "status": "running",
-                "benchmark": BENCHMARK,
-                "started": utc_now(),
-                "command": sys.argv,
-                "num_ranks": comm.size,
-                "num_nodes": comm.num_nodes,
-                "launcher": "none",
-                "parameters": {
-                    name: {"value": value, "origin": str(params.origin(name))}
-                    for name, value in params.items()
-                },
-            }
-        )
-        screen = Attempt(lambda: Screen(1)).agree(comm)  # silent on every rank
-        opening = RunOpening(BENCHMARK, params)
+        record = first_record(BENCHMARK, params, comm, "none")
+        screen = agree(comm, Screen, 1)  # silent on every rank
+        opening = RunDirectory(BENCHMARK, params)
         self.resources.callback(opening.close)
-        on_first_rank(opening.find, comm)
+        on_first_rank(comm, opening.find)
         watchdog: Any = SimpleNamespace(
             steps=len(STEPS_S), save_signal=None, report_record=lambda path: None
         )
-        directory, part = on_first_rank(partial(opening.open, record, watchdog), comm)
+        directory, segment = on_first_rank(comm, opening.open, record, watchdog)
+        self._running = opening.record or record
         self._run = Run(
             directory,
-            opening.record or record,
+            self._running,
             PhaseTimer(),
             self._scenario.communication,
             power,
@@ -220,16 +201,16 @@ class RankOfRun:
             comm,
             watchdog,
             self._start_s,
-            part,
+            segment,
         )
-        Restart.of(opening.restart, comm)
+        Restart.of(opening.checkpoint, comm)
         self._run.result_directory(params["save_path"])
         check_gpus(comm, has_gpu=False, request=None, backend="tensorflow", node="node")
         check_thread_level(comm)
 
     def find_files(self) -> None:
         locate = partial(locate_files, self._scenario.benchmark, self._params)
-        found = on_first_rank(locate, self._comm)
+        found = on_first_rank(self._comm, locate)
         # As if it were known: otherwise the digest would be kept for a file that goes away.
         self._files = replace(found, sha256=dict.fromkeys(found.paths, "0" * 64))
 
@@ -251,31 +232,28 @@ class RankOfRun:
         sizes = {"epochs": NUM_EPOCHS, "num_samples": NUM_ROWS, "batch_size": 4}
         how: Any = sizes | {"num_ranks": self._comm.size, "epochs_scaling": "weak"}
         make = partial(ScalingPlan.make, learning_rate=0.001, **how)
-        self._plan = Attempt(make).agree(self._comm)
+        self._plan = agree(self._comm, make)
         check_same_data(self._reader, self._comm)
 
     def train_epoch(self) -> None:
         for _ in range(2):  # metrics of training and of validation
             reduce_metrics(self._model, self._comm)
-        Pulse(self._comm, HOUR_S, lambda: False).agree()
+        SaveTrigger(self._comm, HOUR_S, lambda: False).agree()
         self._comm.broadcast(False)  # as TimeLimit does, which is a callback of Keras
-        first = None if self._timer.epochs else 0
-        self._timer.epochs.append(Epoch(1.0, 2.0, STEPS_S, 0.1, 0.2, first))
-        self._validation.seconds.append(0.5)
 
     def checkpoint(self) -> None:
-        for _ in range(NUM_EPOCHS - len(self._timer.epochs)):  # those that were not counted
-            self._timer.epochs.append(self._timer.epochs[0])
-            self._validation.seconds.append(0.5)
         history: Any = SimpleNamespace(history={name: [0.5] * NUM_EPOCHS for name in METRICS})
-        self._epochs = GatheredEpochs(self._comm, self._timer, self._validation, history, NUM_ROWS)
+        self._epochs = GatheredEpochs(self._comm, history, NUM_ROWS)
+        epoch = Epoch(1.0, 2.0, STEPS_S, 0.1, 0.2, 0)
+        for number in range(NUM_EPOCHS):
+            self._epochs.add(replace(epoch, first_step=None) if number else epoch, 0.5)
         root = self._run.directory / "ckpts"
         self._writer = CheckpointWriter(self._comm, root, say=self._run.screen.say)
         own = {f"seed{number}": np.zeros(2, np.uint32) for number in range(2)}
         own |= {f"metric{number}": np.zeros((), np.float32) for number in range(2 * len(METRICS))}
-        own |= epoch_arrays(self._timer.epochs[-1])
+        own |= epoch_arrays(epoch)
         self._writer.best_is_lost()
-        facts = {"run": self._run.run_facts(), "plan": self._plan.to_dict()}
+        facts = {"run": self._run.saved_run().model_dump(), "plan": self._plan.model_dump()}
         facts |= self._epochs.to_facts()
         arrays = {"weights": ArrayInMemory(STATE)}
         assert self._writer.save(Position(NUM_EPOCHS, 1), arrays, own, facts, wait=True)
@@ -297,10 +275,9 @@ class RankOfRun:
         files = describe_together(self._reader, comm, self._start_s)
         run.finish(
             describe_rank(comm, threads=1, device="cpu", num_cores=1),
-            logged=True,
             checkpoints=checkpoints,
             data={"synthetic": True, "loader": "parallel", "files": files},
-            plan=self._plan.to_dict(),
+            plan=self._plan,
             model={"num_parameters": STATE.size, "optimizer": "sgd"},
             distributed={"backend": "serial"},
             training={"epochs": self._epochs.facts},
@@ -312,6 +289,8 @@ class RankOfRun:
     def end_after_signal(self) -> None:
         watchdog: Any = self._run.watchdog
         watchdog.save_signal = int(signal.SIGUSR1)
+        if self._comm.rank == 0:  # as if the run had not ended before
+            write_record(self._run.record_path, self._running)
         with suppress(RunInterrupted):
             self.end(interrupted=True)
 
@@ -320,7 +299,7 @@ class RankOfRun:
             raise DataError("the file is empty", self._files.paths["train"])
 
         with suppress(DataError):
-            Attempt(fail).agree(self._comm)
+            agree(self._comm, fail)
 
 
 PHASES: dict[str, Callable[[RankOfRun], None]] = {

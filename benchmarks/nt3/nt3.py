@@ -15,9 +15,7 @@ from candle_p1.benchmark import Benchmark, DataSet, JobSize, PaperRuns, Paramete
 from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import SCALINGS, scale_features
 from candle_p1.errors import DataError
-from candle_p1.models.convolutions import add_convolutions
-from candle_p1.models.initializers import initial_weights
-from candle_p1.models.losses import same_loss
+from candle_p1.models.networks import add_convolutions, initial_weights, same_loss
 from nt3_keras2 import network as keras2_network
 from nt3_noise import NOISE_TYPES, add_noise
 from nt3_synthetic import SIZES, Nt3Recipe

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from candle_p1.data.sampling import random_stream
+from candle_p1.data.samples import random_stream
 from candle_p1.data.transforms import change_rows
 from candle_p1.errors import ParameterError
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from candle_p1.data.sampling import random_stream
+from candle_p1.data.samples import random_stream
 from candle_p1.datasets.synthetic import SyntheticFile, SyntheticRecipe, number_patients
 from candle_p1.datasets.tables import format_rows
 

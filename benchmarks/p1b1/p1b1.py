@@ -253,7 +253,7 @@ class P1b1(Benchmark):
         """
         from keras.metrics import BinaryCrossentropy, MeanSquaredError
 
-        from candle_p1.models.metrics import Correlation
+        from candle_p1.models.layers import Correlation
 
         metrics = [BinaryCrossentropy(name="xent"), Correlation("corr")]
         if params["model"] != "ae":

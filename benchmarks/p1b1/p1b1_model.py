@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from candle_p1.models.initializers import initial_weights
+from candle_p1.models.networks import initial_weights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,8 +26,7 @@ from candle_p1.data.cases import LAYOUT, Cases, num_validation
 from candle_p1.data.samples import Selected
 from candle_p1.data.transforms import SCALINGS
 from candle_p1.files import write_atomically
-from candle_p1.models.initializers import initial_weights
-from candle_p1.models.losses import same_loss
+from candle_p1.models.networks import initial_weights, same_loss
 from candle_p1.models.scores import ConfusionScore
 from p1b2_keras2 import network as keras2_network
 from p1b2_synthetic import SIZES, P1b2Recipe
@@ -107,8 +106,7 @@ class P1b2(Benchmark):
         import keras
         from keras import layers
 
-        from candle_p1.models.fast.layers import Dense
-        from candle_p1.models.fast.regularizers import L2
+        from candle_p1.models.fast.layers import L2, Dense
         from candle_p1.models.layers import ActivityL2
 
         assert isinstance(data, P1b2Data)

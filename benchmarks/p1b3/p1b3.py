@@ -27,8 +27,7 @@ from candle_p1.benchmark import (
 )
 from candle_p1.data.transforms import SCALINGS
 from candle_p1.figures import error_histogram, measured_against_predicted
-from candle_p1.models.convolutions import add_convolutions
-from candle_p1.models.initializers import initial_weights
+from candle_p1.models.networks import add_convolutions, initial_weights
 from candle_p1.models.scores import RegressionScore
 from p1b3_inputs import DRUG_KINDS, LINE_KINDS, draw_features, scale_and_join, tables_of
 from p1b3_keras2 import network as keras2_network
@@ -102,7 +101,7 @@ class P1b3(Benchmark):
             "val_split",
         }
     )
-    whole_batches = True
+    drop_remainder = True
     paper = PaperRuns(
         # The 48 ranks that were best in the paper, which has no weak scaling of P1B3.
         sizes={
@@ -277,7 +276,7 @@ class P1b3(Benchmark):
 
     def metrics(self, params: ParameterSet) -> list[Any]:
         """Returns the accuracy at the cutoffs and the requested metric."""
-        from candle_p1.models.metrics import CutoffAccuracy
+        from candle_p1.models.layers import CutoffAccuracy
 
         return [CutoffAccuracy(params["category_cutoffs"]), params["metrics"]]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from candle_p1.data.sampling import pandas_sample
+from candle_p1.data.samples import pandas_sample
 from candle_p1.errors import ParameterError
 from p1b3_tables import in_order, merge, names_in
 

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rich.table import Table
+
 from candle_p1.bench import harness
 from candle_p1.bench.checkpoint_task import BACKUP, OURS, SAVES_PER_JOB, VARIANTS, CheckpointTask
 from candle_p1.bench.harness import MB, MEMORY, Job, Measured, Result, megabytes, option
@@ -31,7 +33,6 @@ from candle_p1.text import count
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.table import Table
 
 HOUR_S = 3600.0
 

@@ -14,11 +14,11 @@ import psutil
 
 from candle_p1.bench.node_state import MemorySampler
 from candle_p1.bench.task import BenchmarkTask, Outcome
-from candle_p1.checkpoints.manifest import Position
 from candle_p1.checkpoints.root import CheckpointRoot
 from candle_p1.checkpoints.writer import CheckpointWriter
 from candle_p1.distributed.comm import Communicator, on_first_rank
 from candle_p1.errors import CandleError, SetupError
+from candle_p1.records.types import Position
 
 if TYPE_CHECKING:
     from candle_p1.bench.training import Course
@@ -72,13 +72,13 @@ class CheckpointTask(BenchmarkTask):
         arrays = replicated_arrays(model)
         state_bytes = sum(array.nbytes for array in arrays.values())
         target, writer, restore_s = Path(self.directory, "saved"), None, None
-        on_first_rank(lambda: make_room(target, ROOM * state_bytes), comm)
+        on_first_rank(comm, make_room, target, ROOM * state_bytes)
         if self.variant in KERAS:
             save = KERAS[self.variant](model, target)
         else:
             # Only the newest checkpoint is kept.
             writer = CheckpointWriter(
-                comm, target, keep=lambda stored: set(), required=True, say=_raise
+                comm, target, keep=lambda numbers: set(), required=True, say=_raise
             )
             if not self.samples_memory:  # it would count as training's own
                 writer.prepare(arrays)

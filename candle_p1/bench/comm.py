@@ -19,7 +19,7 @@ from rich.table import Table
 from candle_p1.bench import comm_report, harness
 from candle_p1.bench.comm_task import GRADIENT_BYTES, ONE_RANK, CommTask
 from candle_p1.bench.harness import Job, Measured, choose_names, option
-from candle_p1.bench.other_environment import OtherEnvironment
+from candle_p1.bench.task import OtherEnvironment
 from candle_p1.bench.transports import OPERATIONS, TRANSPORTS
 from candle_p1.distributed.comm import connect
 from candle_p1.distributed.launch_environment import launcher_variable
@@ -92,7 +92,6 @@ class Comm(harness.Comparison):
     picture: Path | None = option(
         None, "Draw times and bandwidths into this .png or .svg file.", is_file=True
     )
-    html: Path | None = option(None, "Write a page with the picture and all tables.", is_file=True)
 
     @property
     def is_launched(self) -> bool:
@@ -202,20 +201,11 @@ class Comm(harness.Comparison):
         return comm_report.render(report)
 
     def draw(self, report: Mapping[str, Any]) -> Iterator[str]:
-        """Writes the figure, and the page with everything that is printed."""
         if self.picture:
-            drawn, is_png = comm_report.figure(report), self.picture.suffix == ".png"
-            yield _write("picture", self.picture, drawn.png if is_png else drawn.svg)
-        if self.html:
-            yield _write("page", self.html, comm_report.page(report))
-
-
-def _write(what: str, path: Path, content: str | bytes) -> str:
-    try:
-        write_atomically(path, content)
-    except OSError as error:
-        raise ParameterError(f"{path}: {error.strerror}") from error
-    return f"{what}: {path}"
+            drawn = comm_report.figure(report)
+            is_png = self.picture.suffix == ".png"
+            write_atomically(self.picture, drawn.png if is_png else drawn.svg)
+            yield f"picture: {self.picture}"
 
 
 def choose_transports(text: str | None, *, one_process: bool = False) -> list[str]:

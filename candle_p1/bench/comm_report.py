@@ -25,7 +25,6 @@ from rich.table import Table
 from candle_p1.bench.harness import GIGA, format_significant, table
 from candle_p1.bench.transports import ALLREDUCE, OPERATIONS
 from candle_p1.reports.drawing import COLORS, LOOK, Drawing, Mark, Panel, line_figure, to_drawing
-from candle_p1.reports.render import page_of, render_page
 from candle_p1.reports.statistics import Estimate
 from candle_p1.text import count
 
@@ -170,13 +169,6 @@ def render(report: Report) -> Iterator[str | Table]:
         yield "; ".join((f"{name}: {facts['what']}", facts["library"], *settings))
     for name, missing in report["not_installed"].items():
         yield f"{name}: not measured, because not installed here: {', '.join(missing)}"
-    if report["num_nodes"] > 1:
-        yield "shared_memory: not measured, because the ranks are on several nodes"
-    if report["launched"] and "horovod" in measured:
-        yield (
-            "horovod_fusion, horovod_paper: not measured in the processes that horovod was measured"
-            " in, which cannot change its settings; name one of them in --transport"
-        )
     for operation, kind in OPERATIONS.items():
         for name in measured:
             rows = [r for r in results if (r["operation"], r["transport"]) == (operation, name)]
@@ -190,7 +182,7 @@ def render(report: Report) -> Iterator[str | Table]:
     if late := sum(each["stopped_by"] == "time" for each in results):
         yield (
             f"~: {late} of {count(len(results), 'time')} did not get within 5 % of the mean in"
-            f" {report['seconds']:g} s; --seconds gives them more"
+            f" {report['seconds']:g} s"
         )
     if report["left_out_bytes"]:
         sizes = ", ".join(f"{size:,}" for size in report["left_out_bytes"])
@@ -202,9 +194,9 @@ def render(report: Report) -> Iterator[str | Table]:
     if report["fits"]:
         yield table(report["fits"], FITS, "fitted")
         yield (
-            "fitted: time = latency + bytes / bandwidth, the latency of the smallest sizes and the"
-            " bandwidth of the largest; in brackets 95 % intervals. Measured: the median of bytes /"
-            f" mean over the sizes from 1/{LEAST_SPAN} of the largest on"
+            "fitted: time = latency + bytes / bandwidth, of the smallest and of the largest sizes,"
+            " with 95 % intervals; measured: the median of bytes / mean of sizes from"
+            f" 1/{LEAST_SPAN} of the largest on"
         )
     for each in report["fits"]:
         if len(each["ranges"]) > 1:
@@ -221,7 +213,6 @@ def _mean_interval(row: Mapping[str, Any]) -> str:
 
 
 def _fitted(name: str, unit: str, scale: float) -> Callable[[Mapping[str, Any]], str]:
-    """Returns a function that shows a parameter of a line with its interval."""
 
     def cell(row: Mapping[str, Any]) -> str:
         if row[f"{name}_{unit}"] is None:
@@ -274,12 +265,6 @@ RANGES: Any = {
     **LINE,
     **RESIDUAL,
 }
-
-
-def page(report: Report) -> str:
-    """Returns a page, as HTML, with the figure and everything that is printed."""
-    title, *shown = render(report)
-    return render_page(page_of(str(title), shown, [figure(report)]))
 
 
 def figure(report: Report) -> Drawing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import median
@@ -14,7 +14,6 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from candle_p1.bench.harness import spread_of
 from candle_p1.bench.task import BenchTask, Outcome
 from candle_p1.bench.transports import (
     ALLGATHER,
@@ -56,10 +55,9 @@ GRADIENT_BYTES = {
 data: 4 bytes times the 29.5, 30.1, 154.9 and 244.4 million parameters."""
 ONE_RANK = "ranks that communicate are at least two"
 
-PERIOD, CHUNK = 251, 1 << 16
+PERIOD, CHUNK = 251, 1 << 20
 """Arrays repeat after so many elements, a prime, so that no block of an algorithm divides it; and
-are filled and compared in parts of so many, which stay in the cache."""
-PATTERN = np.resize(np.arange(PERIOD, dtype=np.float32), CHUNK + PERIOD)
+are compared in parts of so many."""
 TOLERANCE = 1e-5
 
 
@@ -69,10 +67,7 @@ def given(operation: str, rank: int, num_ranks: int, num_elements: int) -> Float
     `num_elements` is that of the whole array; see Operation.num_elements.
     """
     num = num_elements // num_ranks if operation == ALLGATHER else num_elements
-    values = np.empty(num, np.float32)
-    for part, of_part in _parts(rank, num):
-        values[part] = of_part
-    return values
+    return np.resize(np.arange(PERIOD, dtype=np.float32) + np.float32(rank % PERIOD), num)
 
 
 def is_expected(
@@ -91,28 +86,22 @@ def is_expected(
     length = num_elements // num_ranks if OPERATIONS[operation].is_divided else num_elements
     if received.shape != (length if operation == REDUCE_SCATTER else num_elements,):
         return False
-    is_allreduce, first = operation in (ALLREDUCE, ALLREDUCE_OF_16), 0
-    sources, factor, others = [source], 1, 0
-    if operation == ALLGATHER:
-        sources = list(range(num_ranks))
-    elif is_allreduce or operation == REDUCE_SCATTER:  # the sum is made of rank 0's values
-        sources, factor, others = [0], num_ranks, sum(each % PERIOD for each in range(num_ranks))
-        first = rank * length if operation == REDUCE_SCATTER else 0
+    is_allreduce = operation in (ALLREDUCE, ALLREDUCE_OF_16)
+    others = sum(each % PERIOD for each in range(num_ranks))
     divisor = num_ranks if averages and is_allreduce else 1
-    for number, of_rank in enumerate(sources):
-        mine = received[number * length :]
-        for part, values in _parts(of_rank, length, first):
-            wanted = (values * factor + others) / divisor
-            if not np.all(np.abs(mine[part] - wanted) <= TOLERANCE * wanted):  # nor is NaN
-                return False
+    for begin in range(0, len(received), CHUNK):
+        part = received[begin : begin + CHUNK]
+        elements = np.arange(begin, begin + len(part))
+        if operation == ALLGATHER:
+            wanted = elements % length % PERIOD + elements // length % PERIOD
+        elif is_allreduce or operation == REDUCE_SCATTER:
+            first = rank * length if operation == REDUCE_SCATTER else 0
+            wanted = (first + elements) % PERIOD * num_ranks + others
+        else:
+            wanted = elements % PERIOD + source % PERIOD
+        if not np.allclose(part, wanted / divisor, rtol=TOLERANCE, atol=0):  # nor is NaN
+            return False
     return True
-
-
-def _parts(rank: int, num: int, first: int = 0) -> Iterator[tuple[slice, Floats]]:
-    """Yields the elements that a rank contributes, from the first on, in parts of CHUNK."""
-    for begin in range(0, num, CHUNK):
-        end, place = min(begin + CHUNK, num), (first + begin) % PERIOD
-        yield slice(begin, end), PATTERN[place : place + end - begin] + np.float32(rank % PERIOD)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +235,6 @@ def memory_for_an_array(comm: Communicator) -> int:
 
 
 def _check(transport: Transport, operation: str, num_elements: int, call: Call) -> None:
-    """Raises DistributedError if what the first call has transferred is wrong; collective."""
     comm, received = transport.comm, call.received()
     which = (operation, comm.rank, comm.size, num_elements, call.source, transport.averages)
     is_wrong = received is not None and not is_expected(received, *which)
@@ -299,7 +287,7 @@ class Timer:
             "min_s": median(least),
             "mean_s": median(mean),
             "max_s": median(most),
-            "ci95_s": spread_of(mean, "s")["ci95_s"],
+            "ci95_s": median_interval(mean),
             "blocks_s": mean,
             "calls_per_block": self._num_calls,
             "stopped_by": "precision" if self._is_precise else "time",

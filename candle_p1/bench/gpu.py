@@ -188,7 +188,6 @@ class Gpu(harness.Comparison):
         }
 
     def render(self, report: Mapping[str, Any]) -> Iterator[str | Table]:
-        """Yields the lines and tables that show a measurement."""
         device, results = report["device"], report["results"]
         if report["on"] == "cpu":
             yield "MEASURED ON CPUs (--device cpu), which shows nothing of any GPU"
@@ -207,8 +206,7 @@ class Gpu(harness.Comparison):
         yield shown
         yield (
             f"training, {report['size']} size, {count(report['num_rounds'], 'round')} of at least"
-            f" {report['seconds']:g} s for each variant; the range is that of timed blocks of"
-            " steps, and an epoch is its steps times the median"
+            f" {report['seconds']:g} s for each variant; the range is that of blocks of steps"
         )
         keys = ("benchmark", "precision", "num_ranks")
         plain_s = {tuple(r[k] for k in keys): r["step_s"] for r in results if r["variant"] == PLAIN}
@@ -219,10 +217,7 @@ class Gpu(harness.Comparison):
 
         columns = {**VARIANT, **STEPS, f"{PLAIN}\n/ {OURS}": speedup}
         yield harness.table(results, columns, "training")
-        yield (
-            "bound: the matrix products of the step and the optimizer's memory traffic, at the"
-            " rates above; activations, gradients and batches are not included"
-        )
+        yield "bound: the step's matrix products and the optimizer's traffic, at the rates above"
         yield harness.table(results, {**VARIANT, **STARTS}, "from the start to the first step")
         if any(each["epoch_energies_j"] for each in results):
             title = "energy of the GPUs, or Grace Hopper modules"

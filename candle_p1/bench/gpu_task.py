@@ -19,8 +19,7 @@ import psutil
 
 from candle_p1.bench.task import BenchmarkTask, Outcome, seconds_of
 from candle_p1.distributed.comm import Communicator
-from candle_p1.distributed.gpus import GPUS_VARIABLE, why_none
-from candle_p1.distributed.installation import visible_gpus
+from candle_p1.distributed.gpus import GPUS_VARIABLE, visible_gpus, why_none
 from candle_p1.errors import SetupError
 from candle_p1.instrument.power.amd import AmdSource
 from candle_p1.instrument.power.gpus import JobGpus, visible_here

@@ -7,15 +7,16 @@ docs/architecture.md has an example.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rich.table import Table
 
-from candle_p1.bench.task import BenchmarkTask, Outcome, run
+from candle_p1.bench.task import BenchmarkTask, OtherEnvironment, Outcome, run
 from candle_p1.benchmark import find_benchmark
 from candle_p1.cluster.launchers import check_alone, on_this_machine
 from candle_p1.data.reader import FileSet
@@ -23,13 +24,10 @@ from candle_p1.errors import DataError, ParameterError, did_you_mean
 from candle_p1.files import files_at
 from candle_p1.records import environment
 from candle_p1.records.record import utc_now
-from candle_p1.records.tables import empty_table
+from candle_p1.records.tables import as_cells, empty_table
 from candle_p1.reports.statistics import MIN_VALUES, median_interval, summarize
 from candle_p1.text import count
 from candle_p1.training.setup import locate_files
-
-if TYPE_CHECKING:
-    from candle_p1.bench.other_environment import OtherEnvironment
 
 MB, GIGA = 1e6, 1e9
 TIME, MEMORY = "time", "memory"
@@ -157,8 +155,8 @@ class Comparison:
 
     def run(self, job: Job) -> list[Outcome]:
         """Runs a job, after what has to be prepared for it; returns the outcome of each rank."""
-        start = job.other.run if job.other else run
-        return start(job.task, job.num_ranks, job.variant)
+        python = job.other.python if job.other else sys.executable
+        return run(job.task, job.num_ranks, job.variant, python)
 
     def measure(self, on_start: OnStart) -> dict[str, Any] | None:
         """Runs all jobs; returns what ``--json`` writes: the conditions, and ``results``.
@@ -193,6 +191,22 @@ class Comparison:
         yield table(report["results"], {**self.columns, "{spread} (s)": interval})
         yield from remarks(report)
 
+    def markdown(self, report: Mapping[str, Any]) -> str:
+        """Returns a page with what `render` shows, the command, the date and the machine."""
+        made = report["machine"]
+        versions = {"Python": made["python"], **made["packages"]}
+        machine = (
+            f"{made['cpu']}, {made['num_cores']} of {count(made['node_cores'], 'core')},"
+            f" {made['memory_bytes'] / 2**30:.0f} GiB of memory, {made['system']}"
+        )
+        parts = [
+            f"# {shlex.join(['candle-p1', *report['command'][1:]])}",
+            f"Measured on {report['started'][:10]}: {machine}.",
+            ", ".join(f"{name} {version}" for name, version in versions.items()),
+            *(part if isinstance(part, str) else _markdown(part) for part in self.render(report)),
+        ]
+        return "\n\n".join(parts) + "\n"
+
     def draw(self, report: Mapping[str, Any]) -> Iterator[str]:
         """Writes the pictures that the options ask for; yields a line for each."""
         yield from ()
@@ -205,7 +219,7 @@ class BenchmarkComparison(Comparison):
     benchmark: str
     flags: Sequence[str] = ()
     num_ranks: Any = count_option(1, "Ranks, all on this machine.", "--np")
-    files: FileSet = field(default_factory=lambda: FileSet.of({}), init=False)
+    files: FileSet = field(default_factory=lambda: FileSet.at({}), init=False)
 
     def job(self, variant: str, kind: type[BenchmarkTask], /, **more: Any) -> Job:
         """Returns a job of a variant on all ranks, whose task has further attributes."""
@@ -303,6 +317,14 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Columns, title: str = "") 
     for row in rows:
         found.add_row(*(_cell(row, of) for of in columns.values()))
     return found
+
+
+def _markdown(shown: Table) -> str:
+    headings, rows = as_cells(shown)
+    rule = ["---:" if column.justify == "right" else "---" for column in shown.columns]
+    escaped = ([cell.replace("|", r"\|") for cell in cells] for cells in (headings, rule, *rows))
+    lines = (f"| {' | '.join(cells)} |".replace("\n", " ") for cells in escaped)
+    return "\n".join((*([f"{shown.title}\n"] if shown.title else []), *lines))
 
 
 def _cell(row: Mapping[str, Any], of: str | tuple[str, float] | Callable[[Any], Any]) -> str:

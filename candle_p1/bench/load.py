@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import psutil
+from rich.table import Table
 
 from candle_p1.bench import harness
 from candle_p1.bench.harness import (
@@ -31,18 +32,14 @@ from candle_p1.bench.node_state import STATES, MemorySampler, peak_of_sum_bytes,
 from candle_p1.bench.task import BenchmarkTask, Outcome, bind_cores, load_sample
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.cache import list_caches
-from candle_p1.data.csv import LIBRARIES, READERS, installed_readers
+from candle_p1.data.loaders import LIBRARIES, READERS, installed_readers
 from candle_p1.data.reader import FileSet, Reader, loading
-from candle_p1.distributed.comm import Attempt, Communicator, SerialCommunicator
+from candle_p1.distributed.comm import Communicator, SerialCommunicator, agree, attempt
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.figures import compared_times
+from candle_p1.parameters.parameter_set import ParameterSet
 from candle_p1.reports.published import content, published_loading
 from candle_p1.text import count
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from candle_p1.parameters.parameter_set import ParameterSet
 
 BASELINES = ("original", "chunked")  # the paper's methods
 CACHED = "cached"  # the method whose first load creates what later ones read
@@ -80,10 +77,10 @@ class LoadTask(BenchmarkTask):
         before = _bytes_read()
         comm.barrier()
         start = time.perf_counter()
-        load = Attempt(lambda: benchmark.load_data(reader, params))
+        load = attempt(benchmark.load_data, reader, params)
         seconds = time.perf_counter() - start
         after = _bytes_read()
-        load.agree(comm)
+        agree(comm, load)
         if not reader.table_s:
             raise ParameterError(
                 f"{benchmark.name} reads no table with reader.read, so there is nothing to compare"

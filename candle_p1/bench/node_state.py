@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from candle_p1.distributed.launch_environment import module_command
-from candle_p1.errors import DataError, SetupError
+from candle_p1.errors import SetupError
 from candle_p1.instrument.usage import memory_bytes
 
 INTERVAL_S = 0.05
@@ -86,7 +86,7 @@ def prepare_files(state: str, paths: Iterable[Path]) -> None:
     This does not reach caches of the storage itself, such as that of a virtual machine's host.
 
     Raises:
-        DataError: A file cannot be read.
+        OSError: A file cannot be read; the error names it.
         SetupError: The kernel keeps a file's pages, because its file system is in memory or another
             process has mapped it; or the kernel cannot be asked.
     """
@@ -98,9 +98,10 @@ def prepare_files(state: str, paths: Iterable[Path]) -> None:
                 if state == "cold":
                     os.fsync(file.fileno())  # dirty pages cannot be dropped
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            resident = resident_share(path) if state == "cold" else 0.0
         except OSError as error:
-            raise DataError(f"cannot read the file: {error.strerror}", path) from error
+            error.filename = str(path)  # errors of a descriptor do not name the file
+            raise
+        resident = resident_share(path) if state == "cold" else 0.0
         if resident > MAX_RESIDENT:
             raise SetupError(
                 f"{path}: {resident:.0%} of it cannot be dropped from the file cache, so reading it"

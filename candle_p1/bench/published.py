@@ -42,7 +42,6 @@ def table_1(benchmark: Benchmark) -> dict[str, dict[str, Any]]:
 
 
 def _trained(benchmark: Benchmark) -> dict[str, Any]:
-    """Returns what a run with the default parameters and synthetic data of full size trains."""
     params, paper = benchmark.declaration.parse([], benchmark.model_file), benchmark.paper
     own: dict[str, Any] = {name: params[name] for name in ("epochs", "batch_size", "optimizer")}
     rate = params["learning_rate"]

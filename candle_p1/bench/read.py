@@ -15,7 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+from rich.table import Table
 
 from candle_p1.bench import harness
 from candle_p1.bench.harness import MB, Job, Measured, Result, megabytes, option
@@ -24,18 +26,14 @@ from candle_p1.bench.node_state import prepare_files
 from candle_p1.bench.task import Outcome
 from candle_p1.data.reader import FileSet, Reader, loading
 from candle_p1.data.source import OpenSource, Source, open_together
-from candle_p1.distributed.comm import Attempt, Communicator, SerialCommunicator
+from candle_p1.distributed.comm import Communicator, SerialCommunicator, agree
 from candle_p1.errors import DataError, ParameterError
 from candle_p1.files import files_at
 from candle_p1.instrument.reading import summarize_reading
+from candle_p1.parameters.parameter_set import ParameterSet
+from candle_p1.records.types import FileReading
 from candle_p1.scaling import share_bounds
 from candle_p1.text import count
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from candle_p1.parameters.parameter_set import ParameterSet
-    from candle_p1.records.types import ReadingFacts
 
 LOADER = "parallel"
 INDEPENDENT = "independent"  # the purpose of jobs whose ranks share nothing
@@ -71,7 +69,7 @@ class ReadTask(LoadTask):
         if not self.independent:
             return Reader(files, settings)
         directory = Path(sys.argv[1])
-        return Reader(Attempt(lambda: part_of(files, directory, comm)).agree(comm), settings)
+        return Reader(agree(comm, part_of, files, directory, comm), settings)
 
     def measure(self, comm: Communicator) -> Outcome:
         outcome = super().measure(comm)
@@ -117,7 +115,7 @@ def part_of(files: FileSet, directory: Path, comm: Communicator) -> FileSet:
                 raise DataError(
                     f"cannot write a part of the file to {directory}: {error.strerror}", path
                 ) from error
-    return FileSet.of(paths)
+    return FileSet.at(paths)
 
 
 def _write_share(path: Path, to: Path, comm: Communicator) -> None:
@@ -264,7 +262,7 @@ class Read(harness.BenchmarkComparison):
 VERB = Read
 
 
-def _readings(job: Sequence[Outcome]) -> dict[str, ReadingFacts]:
+def _readings(job: Sequence[Outcome]) -> dict[str, FileReading]:
     found = {
         role: summarize_reading([outcome["reads"][role] for outcome in job], 0.0)
         for role in job[0]["reads"]
@@ -272,7 +270,7 @@ def _readings(job: Sequence[Outcome]) -> dict[str, ReadingFacts]:
     return {role: facts for role, facts in found.items() if facts is not None}
 
 
-def _per_rank(facts: ReadingFacts) -> dict[str, list[float | None]]:
+def _per_rank(facts: FileReading) -> dict[str, list[float | None]]:
     """Returns the raw values of each rank; None for a rank that has not read."""
     names = {"begin_s": "begin", "end_s": "end", "busy_s": "busy", "num_bytes": "read"}
     found = {name: getattr(facts, of).values for name, of in names.items()}

@@ -14,7 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+from rich.table import Table
 
 from candle_p1.bench import harness, startup_baseline
 from candle_p1.bench.harness import Job, Measured, Result
@@ -26,11 +28,6 @@ from candle_p1.errors import ParameterError
 from candle_p1.records.record import RECORD_NAME, read_record
 from candle_p1.reports.statistics import summarize
 from candle_p1.text import count
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from candle_p1.records.types import RunRecord
 
 RUN, BASELINE = "candle-p1 run", "baseline"
 LIMITS = {
@@ -104,25 +101,17 @@ def _run_timed(script: str, command: list[str], directory: Path, name: str) -> l
     try:
         return [float(word) for word in times.read_text().split()]
     except ValueError as error:
-        raise ParameterError(
-            "this command needs a `date` that prints fractions of seconds"
-        ) from error
+        raise ParameterError("`date` prints no fractions of seconds here") from error
 
 
-def outcome_of(record: RunRecord, began_s: float, ended_s: float) -> Outcome:
+def outcome_of(record: Any, began_s: float, ended_s: float) -> Outcome:
     """Returns what the record of a run and the times of day, in s since 1970, say about a start.
 
     ``elapsed_s`` is from the command to the end of the first step on the slowest rank, ``parts_s``
     where it went, mean over ranks, then the remainder; ``step_s`` is a later step on the slowest
     rank, if any; and ``end_s`` is from the run's last measurement to the end of the command.
     """
-    assert record.phases
-    assert record.training
-    assert record.ended
     first, phases = record.training.epochs[0], record.phases
-    assert first.begin
-    assert first.steps
-    assert first.steps.first
     before_s = _moment_s(record.started) - began_s
     if record.launch is None:
         parts_s = {"launch, Python, MPI": before_s}
@@ -133,8 +122,8 @@ def outcome_of(record: RunRecord, began_s: float, ended_s: float) -> Outcome:
             "Python, candle_p1, parameters": process_s - mpi_s,
             "MPI": mpi_s,
         }
-    startup, train_begin = phases["startup"].parts or {}, phases["train"].begin or first.begin
-    imported_s = (startup["devices"].parts or {})["import"].mean_s
+    startup, train_begin = phases["startup"].regions or {}, phases["train"].begin or first.begin
+    imported_s = (startup["devices"].regions or {})["import"].mean_s
     parts_s |= {
         "import of Keras and framework": imported_s,
         "devices": startup["devices"].mean_s - imported_s,

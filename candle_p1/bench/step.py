@@ -11,27 +11,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from rich.table import Table
 
 from candle_p1.bench import harness, roofline
 from candle_p1.bench.harness import GIGA, MB, TIME, Job, Measured, Result, ms, option
 from candle_p1.bench.node_state import peak_of_sum_bytes
-from candle_p1.bench.other_environment import OtherEnvironment
 from candle_p1.bench.step_task import StepTask
-from candle_p1.bench.task import Outcome
+from candle_p1.bench.task import OtherEnvironment, Outcome
 from candle_p1.benchmark import find_benchmark
 from candle_p1.distributed.backend import AUTO, choose_backend
 from candle_p1.errors import CandleError, ParameterError
 from candle_p1.models.keras2 import check_directory
+from candle_p1.parameters.parameter_set import ParameterSet
 from candle_p1.reports.statistics import summarize
 from candle_p1.text import count
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from candle_p1.parameters.parameter_set import ParameterSet
 
 OURS, PLAIN, KERAS2 = "candle_p1", "plain Keras", "Keras 2"
 ONE_PROCESS = "one process"
@@ -147,9 +143,11 @@ class Step(harness.BenchmarkComparison):
 
     def jobs(self) -> list[Job]:
         variants = self.variants()
-        predicted = OURS if self.num_ranks == 1 else None
         jobs = [
-            job.changed(measures_machine=job.round == 1, is_predicted=job.variant == predicted)
+            job.changed(
+                measures_memory=job.round == 1,
+                measures_bound=job.round == 1 and job.variant == OURS,
+            )
             for job in harness.rounds(variants, self.num_rounds)
         ]
         names = (OURS, KERAS2) if self._random_parameters() else ()
@@ -193,10 +191,6 @@ class Step(harness.BenchmarkComparison):
             "differences": differences,
             "keras2_compared_without": self._random_parameters(),
             "roofline": measured.of(OURS)[0][0]["roofline"],
-            "prediction": roofline.compare_prediction(
-                {each["variant"]: min(each["repeats_s"]) for each in results},
-                [ranks[0]["predictions"] for ranks in measured.of(OURS)],
-            ),
             "communication": of_place[False],
             "other": other,
         }
@@ -257,7 +251,7 @@ class Step(harness.BenchmarkComparison):
             )
             if self.by_weight:
                 yield harness.table(found["weights"], WEIGHT_COLUMNS)
-        yield from roofline.render(report["roofline"], report["prediction"], ours["median_s"])
+        yield from roofline.render(report["roofline"], ours["median_s"])
         others = [(f", {other['name']}", other["communication"])] if other else []
         for of, found in [("", report["communication"]), *others]:
             if found:
@@ -293,7 +287,6 @@ WEIGHT_COLUMNS: harness.Columns = {
 
 
 def _communication(results: Sequence[Result]) -> dict[str, float] | None:
-    """Returns how long a step of an environment waits for allreduces of gradients."""
     alone = [each["median_s"] for each in results if not each["averages_gradients"]]
     if not alone:
         return None

@@ -17,10 +17,10 @@ from candle_p1.benchmark import Benchmark
 from candle_p1.distributed.comm import Communicator, SerialCommunicator
 from candle_p1.errors import CandleError, ParameterError
 from candle_p1.models import keras2
+from candle_p1.parameters.parameter_set import ParameterSet
 
 if TYPE_CHECKING:
     from candle_p1.bench.training import Course, Training
-    from candle_p1.parameters.parameter_set import ParameterSet
 
 WARM_UP_STEPS = 2  # that are not timed; the first one traces the model
 MAX_COMPARED = 4096  # elements of a weight
@@ -39,8 +39,8 @@ class StepTask(BenchmarkTask):
     inputs: str = "samples"  # as in a run; "arrays" of NumPy; or one of `other_samples`
     averages_gradients: bool = True
     num_steps: int = 5  # that are timed
-    measures_machine: bool = False  # the roofline bound, and the memory in a further step
-    is_predicted: bool = False  # at the rates measured before and after the steps
+    measures_memory: bool = False  # in a further step
+    measures_bound: bool = False  # of the roofline, after the steps
     keras2: str | None = None  # the directory of tf_keras; None: Keras 3 trains
     is_random: bool = True  # with the random numbers that flags ask for, such as for dropout
 
@@ -62,7 +62,7 @@ class StepTask(BenchmarkTask):
     @property
     def all_steps(self) -> int:
         """The number of steps, including those that are not timed."""
-        return WARM_UP_STEPS + self.num_steps + self.measures_machine
+        return WARM_UP_STEPS + self.num_steps + self.measures_memory
 
     def measure(self, comm: Communicator) -> Outcome:
         import keras
@@ -79,7 +79,6 @@ class StepTask(BenchmarkTask):
             "flops": roofline.matrix_product_flops(model, training.plan.batch_size),
             "roofline": None,
             "memory": [],
-            "predictions": {},
             "backend": backend_version(),
         }
         if self.keras2 is not None:
@@ -94,14 +93,9 @@ class StepTask(BenchmarkTask):
             variables = [*model.weights, *model.trainable_weights, *model.optimizer.variables()]
             sizes = ((v.shape.num_elements(), v.dtype.as_numpy_dtype) for v in variables)
             return found | {"state_bytes": sum(num * np.dtype(of).itemsize for num, of in sizes)}
-        if self.measures_machine:
-            found["roofline"] = roofline.bound(model, training.plan.batch_size, device.threads)
-        is_predicted = self.is_predicted and fast.are_fast()
-        before = roofline.fastest_rates(device.threads) if is_predicted else None
         self._train(comm, training, model, _weights, keras.callbacks.Callback, found)
-        if before is not None:
-            rates = before.faster(roofline.fastest_rates(device.threads))
-            found["predictions"] = roofline.predict_variants(training, model, rates)
+        if self.measures_bound:
+            found["roofline"] = roofline.bound(model, training.plan.batch_size, device.threads)
         return found | {"state_bytes": roofline.state_bytes(model)}
 
     def _train(
@@ -153,7 +147,7 @@ class StepTask(BenchmarkTask):
                 steps_s.append(seconds)
             values = {name: e.tolist() for name, e in _elements(weights(callback.model)).items()}
             found.update(losses=losses, steps_s=steps_s, updates=updates, values=values)
-            if self.measures_machine:
+            if self.measures_memory:
                 sampler = MemorySampler()
                 yield
                 found["memory"] = sampler.stop()
@@ -162,7 +156,6 @@ class StepTask(BenchmarkTask):
 
 
 def _elements(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns some elements of every weight, evenly spaced."""
     return {
         name: values.reshape(-1)[:: -(-values.size // MAX_COMPARED)].astype(float)
         for name, values in weights.items()
@@ -198,7 +191,6 @@ def _keras2_weights(names: list[str]) -> Weights:
 
 
 def _keras2_model(k: Any, training: Training, initial: Any) -> Any:
-    """Returns CANDLE's network in Keras 2 with the weights of a run's model."""
     benchmark, params = training.benchmark, training.params
     if params["data_type"] in ("f16", "bf16"):
         raise ParameterError(

@@ -6,9 +6,11 @@ alone or under a launcher.
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import statistics
+import subprocess
 import sys
 import tempfile
 import timeit
@@ -16,27 +18,34 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import candle_p1
 from candle_p1.benchmark import Benchmark, find_benchmark
 from candle_p1.cluster.launchers import on_this_machine
 from candle_p1.cluster.process import run_to_end
 from candle_p1.data.reader import FileSet, Reader, loading
-from candle_p1.distributed.backend import AUTO, choose_backend
-from candle_p1.distributed.comm import Attempt, Communicator, connect, on_first_rank
+from candle_p1.distributed.backend import AUTO, VARIABLE, choose_backend
+from candle_p1.distributed.comm import Communicator, agree, connect, on_first_rank
 from candle_p1.distributed.devices import NodeCores
 from candle_p1.distributed.launch_environment import module_command, without_terminal
 from candle_p1.errors import EXIT_CODE, CandleError, ParameterError, SetupError
+from candle_p1.parameters.parameter_set import ParameterSet
 from candle_p1.records import environment
 from candle_p1.text import ERROR_MARK, print_error
 from candle_p1.training.setup import locate_files
 
-if TYPE_CHECKING:
-    from candle_p1.parameters.parameter_set import ParameterSet
-
 TASK_FILE, OUTCOMES_FILE = "task.pickle", "outcomes.pickle"  # of a job's directory
 GRACE_S = 5.0  # that a job has to end after SIGTERM
 KILLED = (-9, 128 + 9)  # exit codes of a process killed by SIGKILL, and of its launcher
+DESCRIBE_S = 60  # that an environment may take to describe itself
+DESCRIBE = """\
+import json, sys
+del sys.path[0]  # as module_command does
+import candle_p1
+from candle_p1.distributed.backend import choose_backend
+print(json.dumps({"version": candle_p1.__version__, "backend": choose_backend()}))
+"""
 SAMPLE_CSV = "1,0.5,-2\n0,1e-3,12.25\n"
 
 Outcome = dict[str, Any]
@@ -93,21 +102,67 @@ class BenchmarkTask(BenchTask):
 
     def locate(self, comm: Communicator) -> tuple[Benchmark, ParameterSet, FileSet]:
         """Returns the benchmark, its parameters and its files; collective, as its errors are."""
-        benchmark = Attempt(lambda: find_benchmark(self.benchmark)).agree(comm)
-        params = Attempt(lambda: self.bind(benchmark)).agree(comm)
-        return benchmark, params, on_first_rank(lambda: locate_files(benchmark, params), comm)
+        benchmark = agree(comm, find_benchmark, self.benchmark)
+        params = agree(comm, self.bind, benchmark)
+        return benchmark, params, on_first_rank(comm, locate_files, benchmark, params)
 
 
-def run(task: BenchTask, num_ranks: int, name: str) -> list[Outcome]:
+@dataclass(frozen=True)
+class OtherEnvironment:
+    """Another Python environment: its interpreter, and the backend that Keras has there.
+
+    TensorFlow 2.18 and the JAX of today cannot be installed together, so engines are compared by
+    jobs of two environments, in turn.
+    """
+
+    python: str
+    backend: str
+
+    @classmethod
+    def of(cls, python: str) -> OtherEnvironment:
+        """Returns the environment of an interpreter.
+
+        Raises:
+            ParameterError: It cannot be started, or has not this version of this package.
+        """
+        command, given = [python, "-c", DESCRIBE], f"--compare_env {python}"
+        try:
+            done = subprocess.run(
+                command, env=_variables(python), capture_output=True, text=True, timeout=DESCRIBE_S
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            why = getattr(error, "strerror", f"it takes more than {DESCRIBE_S} s")
+            raise ParameterError(f"{given} cannot be started: {why}") from error
+        if done.returncode:
+            why = (done.stderr.strip() or f"it ends with code {done.returncode}").splitlines()[-1]
+            raise ParameterError(
+                f"{given} cannot import candle_p1: {why}. Install this package there, too"
+            )
+        found, here = json.loads(done.stdout), candle_p1.__version__
+        if found["version"] != here:
+            raise ParameterError(
+                f"{given} has candle_p1 {found['version']}, and this is {here}: install the same"
+                " version there"
+            )
+        return cls(python, found["backend"])
+
+
+def _variables(python: str) -> dict[str, str]:
+    """Returns the environment for an interpreter: another one chooses a backend for itself."""
+    is_other = python != sys.executable
+    return {k: v for k, v in os.environ.items() if not (is_other and k == VARIABLE)}
+
+
+def run(task: BenchTask, num_ranks: int, name: str, python: str = sys.executable) -> list[Outcome]:
     """Runs a job, of this name in messages, to its end; returns the outcome of each rank.
 
     Call it from the main thread. Raises what `execute` raises.
     """
-    task.choose_backend()
     with tempfile.TemporaryDirectory(prefix="candle-p1-bench-") as directory:
         Path(directory, TASK_FILE).write_bytes(pickle.dumps(task))
-        command = on_this_machine(num_ranks, [*module_command(__name__), directory]).command
-        execute(command, Path(directory), name, os.environ | task.environment)
+        command = [*module_command(__name__, python), directory]
+        command = on_this_machine(num_ranks, command, python).command
+        execute(command, Path(directory), name, _variables(python) | task.environment)
         outcomes: list[Outcome] = pickle.loads(Path(directory, OUTCOMES_FILE).read_bytes())
         return outcomes
 
@@ -117,7 +172,6 @@ def execute(
     directory: Path,
     name: str,
     variables: Mapping[str, str] = os.environ,
-    grace_s: float = GRACE_S,
 ) -> None:
     """Executes a command of a job, which ends with this call, with its output in the directory.
 
@@ -128,7 +182,7 @@ def execute(
     """
     output = directory / "output.log"
     with output.open("wb") as file:
-        code, _ = run_to_end(command, without_terminal(variables), file, grace_s=grace_s)
+        code, _ = run_to_end(command, without_terminal(variables), file, grace_s=GRACE_S)
     if not code:
         return
     text = output.read_text(encoding="utf-8", errors="replace")
@@ -149,6 +203,7 @@ def serve() -> None:
     try:
         comm = connect()
         task: BenchTask = pickle.loads((directory / TASK_FILE).read_bytes())
+        agree(comm, task.choose_backend)
         outcomes = comm.gather(task.measure(comm))
         if outcomes is not None:
             (directory / OUTCOMES_FILE).write_bytes(pickle.dumps(outcomes))
@@ -182,10 +237,10 @@ def load_sample(params: ParameterSet, comm: Communicator, threads: int) -> None:
     """Loads a few numbers as `params` say, so that imports are not timed later; collective."""
     directory = Path(sys.argv[1])
     path = directory / "sample.csv"
-    on_first_rank(lambda: path.write_text(SAMPLE_CSV), comm)
+    on_first_rank(comm, path.write_text, SAMPLE_CSV)
     here = params.replace({"cache_dir": str(directory), "stage_dir": None})
-    reader = Reader(FileSet.of({"sample": path}), loading(here, comm, threads))
-    Attempt(lambda: reader.read("sample")).agree(comm)
+    reader = Reader(FileSet.at({"sample": path}), loading(here, comm, threads))
+    agree(comm, reader.read, "sample")
 
 
 def backend_version() -> str:

@@ -5,24 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from candle_p1.bench.task import BenchmarkTask
 from candle_p1.benchmark import Benchmark
 from candle_p1.data.batches import TrainBatches
 from candle_p1.data.reader import Reader, loading
-from candle_p1.distributed.comm import Attempt, Communicator
-from candle_p1.distributed.engines import make_engine
+from candle_p1.data.samples import DataSet, Samples
+from candle_p1.distributed.comm import Communicator, agree
+from candle_p1.distributed.devices import Device
+from candle_p1.distributed.engine import Engine, StartOptions, make_engine
+from candle_p1.distributed.replicas import broadcast_state
 from candle_p1.errors import ParameterError
-from candle_p1.training.setup import averaging_of, build_model, make_plan, set_up_device
-
-if TYPE_CHECKING:
-    from candle_p1.bench.task import BenchmarkTask
-    from candle_p1.data.samples import DataSet, Samples
-    from candle_p1.distributed.devices import Device
-    from candle_p1.distributed.engines.engine import Engine
-    from candle_p1.parameters.parameter_set import ParameterSet
-    from candle_p1.scaling import ScalingPlan
+from candle_p1.parameters.parameter_set import ParameterSet
+from candle_p1.scaling import ScalingPlan
+from candle_p1.training.setup import build_model, make_plan, set_up_device
 
 
 @dataclass
@@ -72,9 +69,15 @@ def prepare_training(
         CandleError: Some rank cannot train; the same on every rank.
     """
     benchmark, params, files = task.locate(comm)
-    engine = Attempt(partial(make_engine, params["engine"], partners or comm)).agree(comm)
+    engine = agree(comm, make_engine, params["engine"], partners or comm)
     device = set_up_device(params, comm, engine)
-    engine.start(deterministic=params["deterministic"], averaging=averaging_of(params))
+    engine.start(
+        StartOptions(
+            deterministic=params["deterministic"],
+            averaging=params["averaging"],
+            compression=params["compression"],
+        )
+    )
     reader = Reader(files, loading(params, comm, device.threads))
 
     def prepare() -> Training:
@@ -89,8 +92,8 @@ def prepare_training(
         size = reader.matrix_bytes
         return Training(benchmark, params, comm.rank, device, data, plan, engine, model, size)
 
-    training = Attempt(prepare).agree(comm)
-    engine.broadcast_state(training.model)
+    training = agree(comm, prepare)
+    broadcast_state(training.model, engine.reducer)
     return training
 
 

@@ -26,16 +26,12 @@ from numpy.typing import NDArray
 
 from candle_p1.distributed import devices
 from candle_p1.distributed.backend import choose_backend
-from candle_p1.distributed.comm import Attempt, Communicator
-from candle_p1.distributed.engines.engine import HOROVOD
-from candle_p1.distributed.engines.horovod import (
-    HOROVOD_DEFAULTS,
-    SHARED_MEMORY,
-    HorovodEngine,
-)
-from candle_p1.distributed.engines.jax import AXIS, JaxEngine
+from candle_p1.distributed.comm import Communicator, agree
+from candle_p1.distributed.engine import HOROVOD, JaxEngine, StartOptions, TensorflowEngine
 from candle_p1.distributed.mpi_library import describe_version
-from candle_p1.distributed.node_memory import NodeMemory
+from candle_p1.distributed.reducers.horovod import HOROVOD_DEFAULTS
+from candle_p1.distributed.reducers.jax import AXIS
+from candle_p1.distributed.reducers.shared_memory import SharedMemoryReducer
 
 Floats = NDArray[np.float32]
 Overlap = tuple[Callable[[int], Any], Callable[[int], Any]]
@@ -51,7 +47,7 @@ step are: fusion and cycle time make a difference only where there are several."
 ELEMENT_BYTES = 4
 ONES, MEAN = np.ones((128, 128), np.float32), np.full((128, 128), 1 / 128, np.float32)
 """What is multiplied with each other: the products are ONES again."""
-PATIENCE_S = 300
+TIMEOUT_S = 300
 """How long ranks wait for one of them before an operation on shared memory ends with an error."""
 
 
@@ -206,7 +202,6 @@ class Mpi(Transport):
         return compute, together
 
     def _between(self, operation: str, values: Floats) -> Call:
-        """Returns a round trip between two ranks, or a STREAM from one to the other."""
         (first, second), ranks, mine = self._places[operation], self._ranks, self.comm.rank
         into, answer = np.empty_like(values), np.empty(1, np.float32)
         window = min(64, max(4, (1 << 22) // values.nbytes))  # as in osu_bw, or 4 MiB
@@ -287,7 +282,7 @@ class EngineTransport(Transport):
     def start(self) -> dict[str, Any]:
         """Limits the backend to this rank's device, and starts what operates, as a run does."""
         os.environ.update(self.variables)
-        Attempt(lambda: choose_backend(self.engine.name)).agree(self.comm)
+        agree(self.comm, choose_backend, self.engine.name)
         engine = self.engine(self.comm, self.backend)
         device = devices.configure(self.comm, engine)
         self._is_gpu = device.is_gpu
@@ -306,11 +301,11 @@ class Horovod(EngineTransport):
         "Horovod as a run sets it: no fusion, cycle time 1 ms, unless its variables say otherwise"
     )
     packages: ClassVar[tuple[str, ...]] = ("mpi4py", "tensorflow", "horovod")
-    engine, backend = HorovodEngine, "tensorflow"
+    engine, backend = TensorflowEngine, "tensorflow"
     _names = count()
 
     def start_engine(self, engine: Any) -> dict[str, Any]:
-        settings: dict[str, Any] = engine.start(averaging=HOROVOD)["settings"]
+        settings: dict[str, Any] = engine.start(StartOptions(averaging=HOROVOD))["settings"]
         import horovod.tensorflow as hvd
         import tensorflow as tf
 
@@ -421,16 +416,16 @@ class SharedMemory(Horovod):
     def start_engine(self, engine: Any) -> dict[str, Any]:
         import tensorflow as tf
 
-        self._memory = NodeMemory(self.comm, PATIENCE_S)
-        return {"library": f"TensorFlow {tf.__version__}", "averaging": SHARED_MEMORY}
+        self._reducer = SharedMemoryReducer(self.comm, TIMEOUT_S)
+        return {"library": f"TensorFlow {tf.__version__}", "averaging": self._reducer.name}
 
     def stop(self) -> None:
         """Does nothing."""
 
     def operate(self, operation: str, tensor: Any, name: str, after: Sequence[Any] = ()) -> Any:
         if operation == BROADCAST:
-            return self._memory.broadcast(tensor, name, root=0, after=after)
-        return self._memory.average(tensor, name, after=after)
+            return self._reducer.broadcast_tensor(tensor, name, root=0)
+        return self._reducer.average_tensor(tensor, name, after=after)
 
 
 class Jax(EngineTransport):
@@ -442,7 +437,8 @@ class Jax(EngineTransport):
     engine = JaxEngine
 
     def start_engine(self, engine: Any) -> dict[str, Any]:
-        self._prepared, settings = engine.prepared, engine.start()["settings"]
+        settings = engine.start(StartOptions())["settings"]
+        self._mapped = engine.reducer.mapped
         import jax
 
         if not self._is_gpu:
@@ -462,7 +458,7 @@ class Jax(EngineTransport):
             ALLGATHER: lambda x: jax.lax.all_gather(x, AXIS, tiled=True),
             REDUCE_SCATTER: lambda x: jax.lax.psum_scatter(x, AXIS, tiled=True),
         }.get(operation, lambda x: jax.lax.pmean(x, AXIS))
-        call = self._prepared(lambda arrays: [operate(each) for each in arrays], parts)
+        call = self._mapped(lambda arrays: [operate(each) for each in arrays], parts)
         last: list[Any] = []
 
         def run() -> None:
@@ -483,7 +479,7 @@ class Jax(EngineTransport):
         def both(array: Any, num_products: Any) -> tuple[Any, Any]:
             return jax.lax.pmean(array, AXIS), products(num_products)
 
-        alone, together = self._prepared(products), self._prepared(both, values)
+        alone, together = self._mapped(products), self._mapped(both, values)
         return (
             lambda num: jax.block_until_ready(alone(np.int32(num))),
             lambda num: jax.block_until_ready(together(np.int32(num))),

@@ -3,18 +3,14 @@
 ::
 
     writer        CheckpointWriter: what training calls, on every rank
-    source        where the values of an array come from
-    layout        which rows of which array are in a part, and the part's bytes
-    sharing       which ranks write the parts
-    memory        the copy of the state from which a part is written
-    job           a rank's thread: it writes a part
-    part_file     writing a file so that it survives a power failure; hashing it
-    completing    rank 0's thread: it waits for all parts
-    publisher     completing a checkpoint, naming it, removing those that are not kept
+    planner       ShardPlanner: which ranks write which shards
+    arrays        the rows of arrays that a shard holds, and its bytes
+    shard_file    the copy of the state, and writing it so that it survives a power failure
+    commit        CommitThread and PendingCheckpoint: what happens beside training
     manifest      what a checkpoint says about itself
-    statistics    what was saved, what it cost, what failed
     checkpoint    Checkpoint: reading and verifying one
-    root          CheckpointRoot: those of a directory, and which of them to go on from
-    leftovers     what writers that were killed have left behind
+    root          CheckpointRoot: those of a directory, and which of them to resume from
+    lock          whether a process is alive, on any node
+    stale_files   what writers that were killed have left behind
     policy, best  when an epoch is saved, which checkpoints are kept, which is the best
 """

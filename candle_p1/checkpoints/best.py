@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from candle_p1.errors import ParameterError, did_you_mean
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 FALLING = (
     *("loss", "error", "crossentropy", "hinge", "divergence", "poisson", "logcosh", "log_cosh"),

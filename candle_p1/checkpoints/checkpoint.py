@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import mmap
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from candle_p1.checkpoints.layout import TYPE_NAMES, ArraySpec, numpy_type
-from candle_p1.checkpoints.manifest import (
-    MANIFEST,
-    RANKS_FILE,
-    CheckpointManifest,
-    PieceEntry,
-    Position,
-)
-from candle_p1.checkpoints.part_file import file_entry
+from candle_p1.checkpoints.arrays import NUMPY_NAMES, ArraySpec, split_key
+from candle_p1.checkpoints.manifest import MANIFEST, RANK_PREFIX, RANKS_FILE, CheckpointManifest
+from candle_p1.checkpoints.shard_file import file_entry
 from candle_p1.errors import CheckpointError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
 NUM_THREADS = 4
+
+
+class _Shard(NamedTuple):
+    """Rows of an array: the first of them, the file, their name there, their type and shape."""
+
+    start: int
+    file: str
+    key: str
+    spec: ArraySpec
 
 
 class Checkpoint:
@@ -40,77 +41,64 @@ class Checkpoint:
         manifest: Its manifest.
         position: How far training had come.
         facts: What was handed to `CheckpointWriter.save` as facts.
-        arrays: The type and the shape of every array of the shared state, by name.
         num_ranks: The number of ranks that trained.
 
     Raises:
-        CheckpointError: Its manifest is missing, damaged, or of a version that is not known.
+        OtherVersionError: It has another version of the format.
+        CheckpointError: Its manifest is missing or damaged.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.resolve()
         self.manifest = CheckpointManifest.read(self.directory)
-        self.position = Position(self.manifest.position.epoch, self.manifest.position.step)
+        self.position = self.manifest.position
         self.facts: dict[str, Any] = self.manifest.facts
-        self.arrays: Mapping[str, ArraySpec] = {
-            name: entry.spec for name, entry in self.manifest.arrays.items()
-        }
         self.num_ranks = self.manifest.num_ranks
-        self._files: dict[str, _PartFile] = {}
 
     def __repr__(self) -> str:
         return f"Checkpoint({str(self.directory)!r})"
 
-    @property
-    def num_bytes(self) -> int:
-        """The size of its files, without the manifest."""
-        return sum(entry.bytes for entry in self.manifest.files.values())
-
-    def read(self, name: str, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Returns an array of the shared state.
-
-        Args:
-            name: One of `arrays`.
-            out: Where its values go, of the same type and shape; None: a new array, or one that is
-                mapped from the file, read-only, if the array is in one piece.
+    @cached_property
+    def arrays(self) -> Mapping[str, ArraySpec]:
+        """The type and the shape of every array of the shared state, by name.
 
         Raises:
-            CheckpointError: A file is missing or has the wrong size. Whether the values are those
-                that were written is what `verify` tells.
+            CheckpointError: A file is missing or damaged.
         """
-        entry = self.manifest.arrays[name]
-        pieces = [self._piece(name, piece) for piece in entry.pieces]
-        if out is None and len(pieces) == 1 and pieces[0].shape == entry.shape:
-            return pieces[0]
-        if out is None:
-            out = np.empty(entry.shape, numpy_type(entry.dtype))
-        for piece, values in zip(entry.pieces, pieces, strict=True):
-            np.copyto(out[slice(*piece.rows)] if entry.shape else out, values, casting="no")
-        return out
+        found = {}
+        for name, shards in self._shards.items():
+            spec = shards[0].spec
+            if len(shards) > 1:
+                num_rows = sum(shard.spec.num_rows for shard in shards)
+                spec = ArraySpec(spec.dtype, (num_rows, *spec.shape[1:]))
+            found[name] = spec
+        return found
 
-    def rank_state(self, rank: int) -> dict[str, NDArray[Any]]:
-        """Returns the arrays that one rank has handed to `CheckpointWriter.save` as its own.
-
-        Returns:
-            The arrays, by name; {} for a rank that had none.
+    def read(self, name: str) -> NDArray[Any]:
+        """Returns an array of the shared state, one of `arrays`.
 
         Raises:
-            CheckpointError: The file is missing or has the wrong size.
+            CheckpointError: A file is missing or damaged. Whether the values are those that were
+                written is what `verify` tells.
         """
-        prefix, file = rank_prefix(rank), self._file(RANKS_FILE)
-        return {
-            key.removeprefix(prefix): np.array(file.read(key))
-            for key in file.content
-            if key.startswith(prefix)
-        }
+        values = []
+        for shard in self._shards[name]:
+            with self._opened(shard.file) as file:
+                values.append(file.get_tensor(shard.key))
+        return values[0] if len(values) == 1 else np.concatenate(values)
 
-    def release(self) -> None:
-        """Lets go of the mapped files; reading maps them again.
+    def rank_states(self) -> list[dict[str, NDArray[Any]]]:
+        """Returns what every rank has handed to `CheckpointWriter.save` as its own, by name.
 
-        Until then, they hold memory, and disk space even if the checkpoint is removed. Arrays that
-        `read` has mapped stay valid and hold their own file.
+        Raises:
+            CheckpointError: The file is missing or damaged.
         """
-        self._files.clear()
+        states: list[dict[str, NDArray[Any]]] = [{} for _ in range(self.num_ranks)]
+        with self._opened(RANKS_FILE) as file:
+            for key in file.keys():  # noqa: SIM118
+                rank, _, name = key.removeprefix(RANK_PREFIX).partition("/")
+                states[int(rank)][name] = file.get_tensor(key)
+        return states
 
     def verify(self) -> None:
         """Reads all files and makes sure that they are those that were written.
@@ -120,103 +108,44 @@ class Checkpoint:
         """
         with ThreadPoolExecutor(NUM_THREADS) as pool:
             list(pool.map(self._verify, self.manifest.files))
-        for name, entry in self.manifest.arrays.items():
-            for piece in entry.pieces:
-                self._piece(name, piece)
-            rows = sorted(piece.rows for piece in entry.pieces)
-            ends = [0, *(stop for _, stop in rows)]
-            if [start for start, _ in rows] != ends[:-1] or ends[-1] != entry.spec.num_rows:
-                raise CheckpointError(
-                    f"{self.directory / MANIFEST} is damaged: the array {name!r} lacks rows"
-                )
 
     def _verify(self, name: str) -> None:
-        from safetensors import SafetensorError, safe_open
-
-        path, entry = self.directory / name, self.manifest.files[name]
-        self._check_size(name)
+        path = self.directory / name
         try:
             found = file_entry(path)
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-        if found != entry:
+        if found != self.manifest.files[name]:
             raise CheckpointError(
                 f"{path} is damaged: its content does not have the digest in {MANIFEST}"
             )
+
+    @cached_property
+    def _shards(self) -> dict[str, list[_Shard]]:
+        """Where the rows of every array are, in order, as the files' headers say."""
+        found: dict[str, list[_Shard]] = defaultdict(list)
+        for name in self.manifest.files:
+            if name == RANKS_FILE:
+                continue
+            with self._opened(name) as file:
+                for key in file.keys():  # noqa: SIM118
+                    held = file.get_slice(key)
+                    array, start = split_key(key)
+                    spec = ArraySpec(NUMPY_NAMES[held.get_dtype()], tuple(held.get_shape()))
+                    found[array].append(_Shard(start, name, key, spec))
+        return {
+            array: sorted(shards, key=lambda each: each.start) for array, shards in found.items()
+        }
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[Any]:
+        from safetensors import SafetensorError, safe_open
+
+        path = self.directory / name
         try:
-            with safe_open(path, framework="np"):
-                pass
+            with safe_open(path, framework="np") as file:
+                yield file
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
         except SafetensorError as error:
             raise CheckpointError(f"{path} is damaged: {error}") from error
-
-    def _check_size(self, name: str) -> None:
-        path, expected = self.directory / name, self.manifest.files[name].bytes
-        try:
-            size = path.stat().st_size
-        except OSError as error:
-            raise CheckpointError(f"{path} is missing: {error.strerror}") from error
-        if size != expected:
-            raise CheckpointError(f"{path} is damaged: it has {size:,} bytes, not {expected:,}")
-
-    def _file(self, name: str) -> _PartFile:
-        if name not in self._files:
-            if name not in self.manifest.files:
-                raise CheckpointError(
-                    f"{self.directory / MANIFEST} is damaged: it does not list {name}"
-                )
-            self._check_size(name)
-            self._files[name] = _PartFile(self.directory / name)
-        return self._files[name]
-
-    def _piece(self, name: str, piece: PieceEntry) -> NDArray[Any]:
-        values = self._file(piece.file).read(piece.key)
-        if ArraySpec.of(name, values) != self.arrays[name].rows(*piece.rows):
-            raise CheckpointError(
-                f"{self.directory / piece.file} is damaged: {piece.key!r} is not what {MANIFEST}"
-                f" says about {name!r}"
-            )
-        return values
-
-
-def rank_prefix(rank: int) -> str:
-    """Returns what the names of one rank's own arrays begin with."""
-    return f"rank-{rank:05d}/"
-
-
-class _PartFile:
-    """A safetensors file, mapped into memory.
-
-    Attributes:
-        content: What its header says about each array.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            with path.open("rb") as file:
-                mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-            self._bytes = np.frombuffer(mapping, np.uint8)
-            size = int.from_bytes(mapping[:8], "little")
-            self.content: dict[str, Any] = json.loads(mapping[8 : 8 + size])
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-        except (ValueError, RecursionError):
-            raise CheckpointError(f"{path} is damaged: it has no header") from None
-        self._begin = 8 + size
-        self.content.pop("__metadata__", None)
-
-    def read(self, key: str) -> NDArray[Any]:
-        """Returns an array, mapped, read-only."""
-        try:
-            entry = self.content[key]
-            begin, end = (self._begin + offset for offset in entry["data_offsets"])
-            values = self._bytes[begin:end].view(_numpy_types()[entry["dtype"]])
-            return values.reshape(entry["shape"])
-        except (KeyError, TypeError, ValueError):
-            raise CheckpointError(
-                f"{self._path} is damaged: it does not hold {key!r} as its header says"
-            ) from None
-
-
-def _numpy_types() -> dict[str, np.dtype[Any]]:
-    return {there: numpy_type(here) for here, there in TYPE_NAMES.items()}

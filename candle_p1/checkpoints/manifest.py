@@ -8,96 +8,60 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from candle_p1.checkpoints.layout import TYPE_NAMES, ArraySpec
 from candle_p1.errors import CheckpointError
 from candle_p1.files import read_regular_bytes
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from candle_p1.records.types import Position
 
 MANIFEST = "manifest.json"
-RANKS_FILE = "ranks.safetensors"
-VERSION = 1
+RANKS_FILE, RANK_PREFIX = "ranks.safetensors", "rank-"
+"""The file of what is each rank's own, and what the names of its arrays begin with."""
+VERSION = 2
 NAME = re.compile(r"epoch-(\d{4,})-step-(\d{6,})(?:-(\d+))?")
 """The names of checkpoints; the last number tells those of the same position apart."""
 FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 FIRST_LINE = '{{"xxh3_128": "{}",\n'
 
 
-@dataclass(frozen=True, order=True)
-class Position:
-    """How far training has come.
-
-    Attributes:
-        epoch: The epochs that are completed.
-        step: The steps that are completed in the next one; 0 at the end of an epoch.
-    """
-
-    epoch: int
-    step: int
-
-    @property
-    def name(self) -> str:
-        """The name of a checkpoint of this position."""
-        return f"epoch-{self.epoch:04d}-step-{self.step:06d}"
-
-    def __str__(self) -> str:
-        return f"epoch {self.epoch}, step {self.step}"
+class OtherVersionError(CheckpointError):
+    """A checkpoint is intact as far as is known, but has a format that this release cannot read."""
 
 
-class _Part(BaseModel):
+def name_of(position: Position) -> str:
+    """Returns the name of a checkpoint of a position."""
+    return f"epoch-{position.epoch:04d}-step-{position.step:06d}"
+
+
+def name_order(name: str) -> tuple[int, ...]:
+    """Returns what sorts names of checkpoints by position."""
+    match = NAME.fullmatch(name)
+    return tuple(int(number or 1) for number in match.groups()) if match else ()
+
+
+class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class FileEntry(_Part):
+class FileEntry(_Entry):
     """A file of a checkpoint: its size and digest."""
 
     bytes: int = Field(ge=0)
     xxh3_128: str = Field(pattern="^[0-9a-f]{32}$")
 
 
-class PieceEntry(_Part):
-    """Rows of an array: in which file, under which name, and which (from, up to)."""
-
-    file: FileName
-    key: str
-    rows: tuple[int, int]
-
-
-class ArrayEntry(_Part):
-    """An array: the type of its elements, its shape, and where its rows are."""
-
-    dtype: Literal[tuple(TYPE_NAMES)]  # type: ignore[valid-type]
-    shape: tuple[int, ...]
-    pieces: list[PieceEntry]
-
-    @property
-    def spec(self) -> ArraySpec:
-        """Its type and shape."""
-        return ArraySpec(self.dtype, self.shape)
-
-
-class PositionEntry(_Part):
-    """How far training had come: completed epochs, and steps of the next one."""
-
-    epoch: int = Field(ge=0)
-    step: int = Field(ge=0)
-
-
-class EarlierEntry(_Part):
+class EarlierEntry(_Entry):
     """Another checkpoint of the same run: the name of its directory, and its number."""
 
-    name: str
+    name: Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
     number: int
 
 
-class CheckpointManifest(_Part):
+class CheckpointManifest(_Entry):
     """The content of manifest.json.
 
     Attributes:
@@ -108,24 +72,22 @@ class CheckpointManifest(_Part):
         number: Its number within the run, from 1, in the order of saving.
         best: Whether it was the best so far.
         num_ranks: The number of ranks that trained.
-        before: The other checkpoints that the run then had, the newest first. If this one is
-            damaged, the first of them is the one to go on from.
+        earlier: The other checkpoints that the run then had, the newest first. If this one is
+            damaged, the first of them is the one to resume from.
         facts: What else the state consists of.
         files: All files but this one, by name.
-        arrays: The arrays of the state that all ranks share, by name.
     """
 
     format: Literal["candle-p1 checkpoint"] = "candle-p1 checkpoint"
     version: int = VERSION
     created: str
-    position: PositionEntry
+    position: Position
     number: int = Field(ge=1)
     best: bool
     num_ranks: int = Field(ge=1)
-    before: list[EarlierEntry]
+    earlier: list[EarlierEntry]
     facts: dict[str, Any]
     files: dict[FileName, FileEntry]
-    arrays: dict[str, ArrayEntry]
 
     def to_bytes(self) -> bytes:
         """Returns the content of the file.
@@ -145,7 +107,8 @@ class CheckpointManifest(_Part):
         """Returns the manifest of a checkpoint.
 
         Raises:
-            CheckpointError: It is missing, damaged, or of a version that is not known.
+            OtherVersionError: It has another version of the format.
+            CheckpointError: It is missing or damaged.
         """
         path = directory / MANIFEST
         try:
@@ -158,13 +121,14 @@ class CheckpointManifest(_Part):
             version = values["version"]
         except (ValueError, KeyError, TypeError, RecursionError):
             raise CheckpointError(f"{path} is damaged: it is not the JSON of a manifest") from None
-        if version != VERSION:
-            raise CheckpointError(
-                f"{path} has the format version {version!r}; this release reads {VERSION}. Use the"
-                " release that wrote it"
-            )
         if first + newline != FIRST_LINE.format(xxhash.xxh3_128_hexdigest(rest)).encode():
             raise CheckpointError(f"{path} is damaged: its content does not have its digest")
+        if version != VERSION:
+            raise OtherVersionError(
+                f"{path} has version {version!r} of the format, and this release reads version"
+                f" {VERSION}: continue the run with the release that wrote it, or begin a new one"
+                " with --ckpt_restart_mode off"
+            )
         del values["xxh3_128"]
         try:
             return cls.model_validate(values)

@@ -8,17 +8,13 @@ the one in steps are additions.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from candle_p1.checkpoints.best import Best
 from candle_p1.parameters.catalog import INTERVALS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from candle_p1.checkpoints.root import StoredCheckpoint
-    from candle_p1.parameters.parameter_set import ParameterSet
+from candle_p1.parameters.parameter_set import ParameterSet
 
 
 class EpochEnd(NamedTuple):
@@ -121,35 +117,29 @@ class SavePolicy:
             self.best.restore_state(state["best"])
 
 
-def keep_policy(
-    mode: str, limit: int | None
-) -> Callable[[Collection[StoredCheckpoint]], set[StoredCheckpoint]]:
-    """Returns which of a run's checkpoints to keep, as a function of all of them.
+def keep_policy(mode: str, limit: int | None) -> Callable[[Collection[int]], set[int]]:
+    """Returns which of a run's checkpoints to keep beside the best, as a function of their numbers.
 
-    The newest and the best ones are always kept. Of the others, "linear" keeps the newest ones.
-    "exponential" keeps fewer, the older they are. The age of a checkpoint is the number of those
-    that were saved after it; for every power of two 2^k, one is kept whose age is at least 2^k and
-    less than 2^(k+1), and the number of checkpoints grows with the logarithm of how many were
-    saved. For that, those are kept whose number is one of the two newest multiples of a power of
-    two. After 16 checkpoints, for example, the ages 0, 1, 2, 4 and 8 are left. One that is removed
-    would not be kept later either.
+    "linear" keeps the newest ones. "exponential" keeps fewer, the older they are. The age of a
+    checkpoint is the number of those that were saved after it; for every power of two 2^k, one is
+    kept whose age is at least 2^k and less than 2^(k+1), and the number of checkpoints grows with
+    the logarithm of how many were saved. For that, those are kept whose number is one of the two
+    newest multiples of a power of two. After 16 checkpoints, for example, the ages 0, 1, 2, 4 and 8
+    are left. One that is removed would not be kept later either.
 
     Args:
         mode: "linear" or "exponential".
-        limit: The maximum number of checkpoints, besides the best one; the newest ones count.
-            None: with "linear" 2, one of which may be damaged; with "exponential" no limit.
+        limit: The maximum number of checkpoints; the newest ones count. None: with "linear" 2, one
+            of which may be damaged; with "exponential" no limit.
     """
     if limit is None and mode == "linear":
         limit = 2
 
-    def keep(stored: Collection[StoredCheckpoint]) -> set[StoredCheckpoint]:
-        newest_first = sorted(stored, key=lambda each: each.number, reverse=True)
-        chosen = newest_first
-        if mode == "exponential" and newest_first:
-            newest = newest_first[0].number
-            chosen = [each for each in newest_first if _is_spaced(each.number, newest)]
-        best = {each for each in newest_first if each.best}
-        return {*newest_first[:1], *chosen[:limit], *best}
+    def keep(numbers: Collection[int]) -> set[int]:
+        newest_first = sorted(numbers, reverse=True)
+        if mode == "exponential":
+            newest_first = [each for each in newest_first if _is_spaced(each, newest_first[0])]
+        return set(newest_first[:limit])
 
     return keep
 

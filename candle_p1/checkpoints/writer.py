@@ -2,41 +2,93 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import threading
 import time
+import uuid
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from candle_p1.checkpoints.completing import CompletingJob
-from candle_p1.checkpoints.job import PartJob, PartTask, why
-from candle_p1.checkpoints.layout import ArraySpec
-from candle_p1.checkpoints.leftovers import WriterClaim, settle, temporary_name
-from candle_p1.checkpoints.memory import CopyMemory
-from candle_p1.checkpoints.publisher import Draft, Publisher
-from candle_p1.checkpoints.root import timestamp
-from candle_p1.checkpoints.sharing import Sharing
-from candle_p1.checkpoints.statistics import CheckpointStatistics, SaveRecord
+from candle_p1.checkpoints.arrays import ArraySource, ArraySpec, ShardLayout
+from candle_p1.checkpoints.checkpoint import Checkpoint
+from candle_p1.checkpoints.commit import (
+    CommitThread,
+    PendingCheckpoint,
+    give_up_shard,
+    why,
+    write_shard,
+)
+from candle_p1.checkpoints.lock import Lock, take_lock
+from candle_p1.checkpoints.manifest import name_of
+from candle_p1.checkpoints.planner import ShardPlan, ShardPlanner
+from candle_p1.checkpoints.root import OwnCheckpoints
+from candle_p1.checkpoints.shard_file import CopyMemory, WritingStoppedError
+from candle_p1.checkpoints.stale_files import clean, lock_name, temporary_name
+from candle_p1.distributed.comm import Communicator
 from candle_p1.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from candle_p1.checkpoints.checkpoint import Checkpoint
-    from candle_p1.checkpoints.layout import PartLayout
-    from candle_p1.checkpoints.manifest import Position
-    from candle_p1.checkpoints.root import StoredCheckpoint
-    from candle_p1.checkpoints.sharing import WritePlan
-    from candle_p1.checkpoints.source import ArraySource
-    from candle_p1.distributed.comm import Communicator
+from candle_p1.records.types import Position
 
 MOMENT_S = 1.0
+LOCK_S = 10.0
+CREATED = "%Y-%m-%dT%H:%M:%S.%fZ"
 ADVICE = "Make room or give permission, or name another directory with --ckpt_directory"
+
+
+@dataclass
+class SaveRecord:
+    """One checkpoint that was begun.
+
+    Attributes:
+        position: How far training had come.
+        num_bytes: The size of its files.
+        wait_s: How long training waited on this rank: for the ranks to agree and for the copy, and,
+            if it was asked to wait, until the checkpoint was safe.
+        written_s: From the beginning of the save until the checkpoint was safe; None if it failed.
+        name: The name of its directory; None if it failed.
+        error: Why it failed.
+    """
+
+    position: Position
+    num_bytes: int
+    wait_s: float = 0.0
+    written_s: float | None = None
+    name: str | None = None
+    error: str | None = None
+
+
+@dataclass
+class CheckpointStatistics:
+    """What a writer has done.
+
+    Attributes:
+        directory: Where the checkpoints are.
+        saves: The checkpoints that were begun, in order.
+        num_not_taken: How often one was due while the one before was still being written.
+    """
+
+    directory: Path
+    saves: list[SaveRecord] = field(default_factory=list)
+    num_not_taken: int = 0
+
+    @property
+    def written(self) -> list[SaveRecord]:
+        """The checkpoints that were completed."""
+        return [save for save in self.saves if save.name is not None]
+
+    @property
+    def errors(self) -> list[str]:
+        """Why checkpoints failed."""
+        return [save.error for save in self.saves if save.error is not None]
 
 
 class CheckpointWriter:
@@ -48,14 +100,12 @@ class CheckpointWriter:
     Args:
         comm: The communicator. It is used on the thread that calls, never on others.
         root: The directory of the checkpoints; it is made.
-        keep: Chooses, of all checkpoints of this run, those that are kept; see
-            candle_p1.checkpoints.policy. The latest and the best are kept in any case.
+        keep: Chooses, by the numbers of all checkpoints of this run, those that are kept; see
+            candle_p1.checkpoints.policy. The newest and the best are kept in any case.
         checksum: Also read back from the disk what was written, and compare.
-        writers: Which ranks write: those of rank 0's "node", "all" that see the directory, or
-            "auto", whichever are faster.
         required: Whether a checkpoint that cannot be written ends the run.
         say: Receives a sentence about what goes wrong; called on rank 0, also on a thread.
-        after: The checkpoint that this run goes on from, on rank 0. Those that the run had then
+        after: The checkpoint that this run resumes from, on rank 0. Those that the run had then
             count as this run's.
 
     Raises:
@@ -68,53 +118,48 @@ class CheckpointWriter:
         comm: Communicator,
         root: Path,
         *,
-        keep: Callable[[Collection[StoredCheckpoint]], set[StoredCheckpoint]] = set,
+        keep: Callable[[Collection[int]], set[int]] = set,
         checksum: bool = False,
-        writers: str = "auto",
         required: bool = False,
         say: Callable[[str], None] = print,
         after: Checkpoint | None = None,
     ) -> None:
         self._comm, self._root = comm, root.absolute()
-        self._checksum, self._required, self._say = checksum, required, say
-        claim = WriterClaim()
-        claim.token = comm.broadcast(claim.token)
-        self._claim, self._token = claim, claim.token
+        self._checksum, self._required = checksum, required
+        self._say = say if comm.rank == 0 else _say_nothing
+        self._token: str = comm.broadcast(uuid.uuid4().hex[:12])
+        self._lock: Lock | None = None
         problem = comm.broadcast(self._begin() if comm.rank == 0 else None)
         if problem is not None and required:
             raise CheckpointError(problem).on_all_ranks()
         if problem is not None:
-            self._say_on_first(problem)
-        self._sharing = Sharing(
-            comm, claim.path(self._root) if problem is None else None, writers, say
-        )
-        self._publisher = Publisher(self._root, claim, keep, after)
+            self._say(problem)
+        self._planner = ShardPlanner(comm, self._lock_path if problem is None else None)
+        self._own = OwnCheckpoints(self._root, self._token, keep, after)
         self._statistics = CheckpointStatistics(self._root)
-        self._plan: WritePlan | None = None
-        self._layout: PartLayout | None = None  # of the part that this rank writes, if any
+        self._plan: ShardPlan | None = None
+        self._layout: ShardLayout | None = None  # of the shard that this rank writes, if any
         self._memory: CopyMemory | None = None
-        self._job: PartJob | None = None
+        self._thread: CommitThread | None = None
+        self._pending: PendingCheckpoint | None = None
         self._serial = 0
         self._best: SaveRecord | None = None  # of the last best epoch, until its end is known
-        self._failure: str | None = None  # of the last save; known on rank 0
-        self._goes_on = True  # training, beside the last save
-        self._closed = False
+        self._closed = self._has_raised = False
 
     @property
     def writing(self) -> bool:
         """Whether this rank is still writing; on rank 0, whether the last save is not yet safe."""
-        return self._job is not None and self._job.running
+        return self._thread is not None and self._thread.running
 
     def prepare(self, arrays: Mapping[str, ArraySource]) -> None:
-        """Has the memory for the first copy provided beside training, which makes that copy faster.
+        """Has the memory for the copy provided before training, which makes the first copy faster.
 
         Not collective; before the first save. What it cannot get, `save` reports.
         """
-        self._planned(_specs(arrays), self._sharing.first)
-        with suppress(OSError, MemoryError):
-            memory = self._allocate()
-            if memory is not None:
-                memory.touch()
+        self._planned(_specs(arrays))
+        if self._layout is not None:
+            with suppress(OSError, MemoryError):
+                self._allocate(self._layout.num_bytes).touch()
 
     def save(
         self,
@@ -149,46 +194,42 @@ class CheckpointWriter:
                 all ranks. Or an array has a type that checkpoints cannot hold.
         """
         begun = time.perf_counter()
-        self._goes_on = not wait
         specs = _specs(arrays)
-        own = {name: np.array(array) for name, array in mine.items()}
         snapshot = json.loads(json.dumps(dict(facts))) if self._comm.rank == 0 else {}
-        mode = self._agree(wait or best)
-        if mode is None:
+        if not self._is_free(wait=wait or best):
             self._statistics.num_not_taken += 1
             if self._statistics.num_not_taken == 1:
-                self._say_on_first(
+                self._say(
                     f"no checkpoint was made of {position}, because the one before is still being"
                     " written; from now on, such checkpoints are only counted"
                 )
             return False
-        plan = self._planned(specs, mode)
+        plan = self._planned(specs)
         self._serial += 1
-        directory = self._root / temporary_name(position.name, self._token, self._serial)
-        record = SaveRecord(position, plan.num_bytes, len(plan.ranks))
+        record = SaveRecord(position, plan.num_bytes)
         self._statistics.saves.append(record)
         if best:
             self._best = record
-        task, problem = self._task(plan, directory)
-        if self._comm.rank == 0:
-            created = timestamp(datetime.now(timezone.utc))
-            draft = Draft(directory, self._serial, position, created, best, snapshot, plan)
-            self._job = CompletingJob(
-                task, draft, self._publisher, record, begun, self._say, self._note_end
+        write = self._copied(arrays, position)
+        own = {name: np.array(array) for name, array in mine.items()}
+        rank_states = self._comm.gather(own)
+        self._thread = None
+        if rank_states is not None:
+            pending = PendingCheckpoint(
+                self._root,
+                self._token,
+                self._serial,
+                position,
+                datetime.now(timezone.utc).strftime(CREATED),
+                best,
+                snapshot,
+                plan,
+                rank_states,
             )
-        else:
-            self._job = PartJob(task, problem)
-        self._copy(self._job, arrays)
-        gathered = self._comm.gather((problem, own))
-        if isinstance(self._job, CompletingJob) and gathered is not None:
-            self._job.hand_over(
-                [state for _, state in gathered],
-                {
-                    part: problem
-                    for part, rank in enumerate(plan.ranks)
-                    if (problem := gathered[rank][0]) is not None
-                },
-            )
+            self._pending = pending
+            self._thread = CommitThread(partial(self._commit, pending, write, record, begun))
+        elif write is not None:
+            self._thread = CommitThread(write)
         record.wait_s = time.perf_counter() - begun
         if not wait:
             return True
@@ -224,21 +265,18 @@ class CheckpointWriter:
         """
         if self._closed:
             return self._statistics
-        self._closed, self._goes_on = True, False
-        failure = None
+        self._closed = True
         try:
             self._wait_until_safe()
-        except CheckpointError as error:
-            failure = error
-        self._memory = None
-        if self._comm.rank == 0:
-            self._claim.release(self._root)
-            settle(self._root, self._say)
+        finally:
+            self._memory = None
+            if self._comm.rank == 0:
+                self._unlock()
+                clean(self._root, self._say)
         first = self._comm.broadcast(self._statistics)
-        for mine, known in zip(self._statistics.saves, first.saves, strict=True):
-            mine.take(known)
-        if failure is not None:
-            raise failure
+        for own, known in zip(self._statistics.saves, first.saves, strict=True):
+            own.num_bytes, own.written_s = known.num_bytes, known.written_s
+            own.name, own.error = known.name, known.error
         return self._statistics
 
     def abandon(self) -> None:
@@ -246,123 +284,175 @@ class CheckpointWriter:
 
         Not collective: other ranks may have died.
         """
-        self._closed, self._goes_on = True, False
-        if self._job is not None:
-            self._job.give_up(MOMENT_S)
+        self._closed = True
+        if self._thread is not None:
+            self._thread.stop(MOMENT_S)
         if self._comm.rank == 0:
-            self._claim.release(self._root)
+            self._unlock()
 
     def _begin(self) -> str | None:
-        """Claims the directory and removes what dead writers have left; returns what fails."""
+        """Locks the directory and removes what dead writers have left; returns what fails."""
         try:
-            self._claim.acquire(self._root)
+            self._take_lock()
         except OSError as error:
             return f"checkpoints cannot be written: {why(error)}. {ADVICE}"
-        settle(self._root, self._say)
+        clean(self._root, self._say)
         return None
 
-    def _agree(self, wait: bool) -> str | None:
-        """Returns who writes the next checkpoint; None if the one before is not finished."""
+    @property
+    def _lock_path(self) -> Path:
+        return self._root / lock_name(self._token)
+
+    def _take_lock(self) -> None:
+        """Makes and locks the directory, if that has not been possible before; for rank 0."""
+        if self._lock is not None:
+            return
+        self._root.mkdir(parents=True, exist_ok=True)
+        lock = take_lock(self._lock_path, LOCK_S)  # somebody who cleans up may just look at it
+        if lock is None:
+            raise BlockingIOError(errno.EWOULDBLOCK, "it is locked", str(self._lock_path))
+        try:
+            lock.sign()
+        except OSError:  # without a signature, nobody could tell that its writer is dead
+            with suppress(OSError):
+                self._lock_path.unlink()
+            raise
+        self._lock = lock
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            with suppress(OSError):
+                self._lock_path.unlink(missing_ok=True)
+            self._lock.release()
+
+    def _is_free(self, *, wait: bool) -> bool:
+        """Returns whether the checkpoint before is finished, maybe after waiting; collective."""
         if wait:
             self._wait_until_safe()
-        busy, mode, failure = self._comm.broadcast(
-            (self.writing, self._sharing.choose(), self._failure)
-        )
-        self._check(failure)
+        busy = self._comm.broadcast(self.writing)
+        self._check()
         if busy:
             self._report()
-            return None
-        if self._job is not None:
-            self._job.join()
-        return mode
+        else:
+            self._join()
+        return not busy
 
     def _wait_until_safe(self) -> bool:
         """Waits for the last save on all ranks; returns whether it is safe. Collective."""
-        if self._job is None:
+        if not self._statistics.saves:
             return True
         if self._comm.rank != 0:
-            self._job.join()
+            self._join()
         self._report()
-        self._job.join()
-        failure = self._comm.broadcast(self._failure)
-        self._check(failure)
-        return failure is None
+        self._join()
+        return self._check()
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
 
     def _report(self) -> None:
         """Tells rank 0 who has failed, in case they could not leave a marker; collective."""
-        job, plan = self._job, self._plan
-        own = job.error if job is not None and self._comm.rank != 0 else None
+        own = self._thread.error if self._thread is not None and self._comm.rank != 0 else None
         problems = self._comm.gather_any(own)
-        if isinstance(job, CompletingJob) and plan is not None and problems:
-            for part, rank in enumerate(plan.ranks):
-                if (problem := problems[rank]) is not None:
-                    job.reported[part] = problem
+        if self._pending is not None and problems is not None:
+            for shard, rank in enumerate(self._pending.plan.ranks):
+                problem = problems[rank]
+                if problem is not None:
+                    self._pending.failed[shard] = problem
 
-    def _check(self, failure: str | None) -> None:
-        """Raises the error of a checkpoint that failed if checkpoints are required."""
-        if failure is not None and self._required:
-            self._failure = None
+    def _check(self) -> bool:
+        """Returns whether the last save has not failed, as far as rank 0 knows; collective.
+
+        Raises:
+            CheckpointError: It has, and checkpoints are required; raised once.
+        """
+        saves = self._statistics.saves
+        failure = self._comm.broadcast(saves[-1].error if saves else None)
+        if failure is not None and self._required and not self._has_raised:
+            self._has_raised = True
             raise CheckpointError(f"{failure}. {ADVICE}").on_all_ranks()
+        return failure is None
 
-    def _planned(self, specs: dict[str, ArraySpec], mode: str) -> WritePlan:
+    def _planned(self, specs: dict[str, ArraySpec]) -> ShardPlan:
         """Returns who writes what; the last plan if nothing has changed."""
-        if self._plan is None or (self._plan.specs, self._plan.mode) != (specs, mode):
-            self._plan = self._sharing.plan(specs, mode)
-            part = self._plan.part_of(self._comm.rank)
-            self._layout = None if part is None else self._plan.layout(part)
+        if self._plan is None or self._plan.specs != specs:
+            self._plan = self._planner.plan(specs)
+            self._layout = self._plan.layout_of(self._comm.rank)
         return self._plan
 
-    def _allocate(self) -> CopyMemory | None:
-        """Returns the memory for this rank's part; None if it writes none."""
-        num_bytes = None if self._layout is None else self._layout.num_bytes
+    def _allocate(self, num_bytes: int) -> CopyMemory:
+        """Returns the memory for this rank's shard."""
         if self._memory is None or self._memory.num_bytes != num_bytes:
             self._memory = None  # before there is another
-            self._memory = None if num_bytes is None else CopyMemory(num_bytes)
-            self._statistics.copy_bytes = max(self._statistics.copy_bytes, num_bytes or 0)
+            self._memory = CopyMemory(num_bytes)
         return self._memory
 
-    def _task(self, plan: WritePlan, directory: Path) -> tuple[PartTask | None, str | None]:
-        """Returns the part that this rank writes, if any, or why it cannot."""
+    def _copied(
+        self, arrays: Mapping[str, ArraySource], position: Position
+    ) -> Callable[[threading.Event], None] | None:
+        """Copies this rank's share of the state; returns what writes it, None if it has none."""
+        if self._layout is None or self._plan is None:
+            return None
+        directory = self._root / temporary_name(name_of(position), self._token, self._serial)
+        shard, read_back = self._plan.ranks.index(self._comm.rank), self._checksum
         try:
-            memory = self._allocate()
-        except (OSError, MemoryError) as error:
-            return None, f"no memory for a copy of the state: {why(error)}"
-        part = plan.part_of(self._comm.rank)
-        if memory is None or part is None:
-            return None, None
-        memory.begin()
-        return PartTask(directory, part, memory, self._checksum), None
+            memory = self._allocate(self._layout.num_bytes)
+        except (OSError, MemoryError):
+            problem = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), "a copy of the state")
 
-    def _copy(self, job: PartJob, arrays: Mapping[str, ArraySource]) -> None:
-        """Copies this rank's share of the state, and has a thread write what is there already."""
-        job.start()
+            def give_up(stop: threading.Event) -> None:
+                with suppress(OSError):
+                    directory.mkdir(parents=True, exist_ok=True)  # if rank 0 has not yet
+                give_up_shard(directory, shard, problem)
+
+            return give_up
+        for rows, out in self._layout.fill(memory.bytes):
+            arrays[rows.array].copy_into(slice(rows.start, rows.stop), out)
+        return lambda stop: write_shard(directory, shard, memory, read_back=read_back, stop=stop)
+
+    def _commit(
+        self,
+        pending: PendingCheckpoint,
+        write: Callable[[threading.Event], None] | None,
+        record: SaveRecord,
+        begun: float,
+        stop: threading.Event,
+    ) -> None:
+        """Writes rank 0's shard and commits, or removes what is unfinished; on a thread."""
         try:
-            if job.task is not None and self._layout is not None:
-                for piece, out in self._layout.fill(job.task.memory):
-                    arrays[piece.array].copy_into(slice(piece.start, piece.stop), out)
-        except BaseException:
-            job.stop.set()
+            self._take_lock()
+            pending.directory.mkdir(exist_ok=True)
+            try:
+                if write is not None:
+                    write(stop)
+            except (OSError, MemoryError, CheckpointError) as error:
+                # The other shards have to end, too.
+                pending.failed[0] = why(error)
+            shards = pending.await_shards(stop)
+            earlier = self._own.entries()
+            name, num_bytes = pending.commit(shards, self._own.last_number + 1, earlier)
+            self._own.add(name, best=pending.best)
+            record.name, record.num_bytes = name, num_bytes
+            record.written_s = time.perf_counter() - begun
+        except BaseException as error:
+            problem = f"the checkpoint of {record.position} could not be written: {why(error)}"
+            with suppress(OSError):  # removed when the writer is closed, or by the next one
+                pending.discard()
+            record.error = problem
+            if not isinstance(error, WritingStoppedError) and not self._required:
+                newest = self._own.newest
+                left = f"the newest checkpoint is {newest}" if newest else "there is none yet"
+                self._say(f"{problem}; {left}. {ADVICE}")
             raise
+        try:
+            self._own.remove_others()
+        except OSError as error:
+            self._say(f"a checkpoint that is not kept could not be removed: {why(error)}")
 
-    def _note_end(self, record: SaveRecord, given_up: bool) -> None:
-        """Notes what became of a save; called on rank 0's thread."""
-        self._failure = record.error
-        if record.written_s is not None and self._plan is not None:
-            self._sharing.measured(self._plan.mode, record.num_bytes / record.written_s)
-        elif self._plan is not None:
-            self._sharing.failed(self._plan.mode)
-        if record.error is not None and not given_up and not self._required:
-            newest = self._publisher.newest
-            self._say(
-                record.error
-                + (". Training goes on; " if self._goes_on else "; ")
-                + (f"the newest checkpoint is {newest}" if newest else "there is no checkpoint yet")
-                + f". {ADVICE}"
-            )
 
-    def _say_on_first(self, text: str) -> None:
-        if self._comm.rank == 0:
-            self._say(text)
+def _say_nothing(text: str) -> None:
+    pass
 
 
 def _specs(arrays: Mapping[str, ArraySource]) -> dict[str, ArraySpec]:

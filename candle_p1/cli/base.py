@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 import os
 import re
 import shlex
@@ -29,19 +28,6 @@ if TYPE_CHECKING:
 
 STDOUT = Path("-")
 _STDOUT_KEY = f"{__name__}.stdout"
-
-
-class FiniteRange(click.FloatRange):
-    """A range of finite numbers: click's own lets nan through, which is outside of no range."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Returns the number, or fails as click's other types do."""
-        number: float = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value} is not a finite number.", param, ctx)
-        return number
 
 
 class NumberList(click.ParamType):  # type: ignore[type-arg]
@@ -236,7 +222,6 @@ def complete_flags(
 
 
 def _benchmark_of(ctx: click.Context) -> Benchmark | None:
-    """Returns the benchmark that a command line names, while it is being completed."""
     from candle_p1.benchmark import find_benchmark
 
     try:
@@ -272,7 +257,7 @@ def _matching(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
 complete_benchmark = _completing("benchmark", "list_benchmarks", "dir")
 complete_study = _completing("studies.study_file", "list_studies")
 complete_machine = _completing("cluster.machine", "list_machines")
-complete_loaders = _completing("data.csv", "READERS", "", listed=True)
+complete_loaders = _completing("data.loaders", "READERS", "", listed=True)
 
 benchmark_argument = click.argument("benchmark", shell_complete=complete_benchmark)
 flags_argument = click.argument(

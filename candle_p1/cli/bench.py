@@ -17,7 +17,6 @@ import candle_p1.bench
 from candle_p1.cli.base import (
     BenchmarkCommand,
     Command,
-    FiniteRange,
     Group,
     NumberList,
     benchmark_argument,
@@ -30,6 +29,8 @@ from candle_p1.cli.base import (
 )
 from candle_p1.cluster.process import Interrupted, signals_interrupt
 from candle_p1.errors import ParameterError
+from candle_p1.files import write_atomically
+from candle_p1.options import FiniteRange
 from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ DATA_OPTIONS = (
         help="Use synthetic files of this size (default: small).",
     ),
     click.option("--data_dir", metavar="DIR", help="Use CANDLE's files in this directory."),
+)
+MARKDOWN_OPTION = file_option(
+    "--markdown", "markdown", "Write the tables, with date and machine, to this Markdown file."
 )
 
 
@@ -63,7 +67,6 @@ class Verbs(Group):
 
 
 def _is_verb(name: str) -> bool:
-    """Returns whether a module is a verb, without importing it."""
     spec = find_spec(MODULE + name) if name.isidentifier() else None
     return "\nVERB = " in Path(spec.origin or "").read_text("utf-8") if spec else False
 
@@ -78,7 +81,7 @@ def verb_command(name: str, verb: type[Comparison]) -> click.Command:
     from candle_p1.bench.harness import BenchmarkComparison
 
     own = [_parameter(each) for each in dataclasses.fields(verb) if "help" in each.metadata]
-    options, kind, text = [*own, json_option()], Command, verb.__doc__ or ""
+    options, kind, text = [*own, json_option(), MARKDOWN_OPTION], Command, verb.__doc__ or ""
     if issubclass(verb, BenchmarkComparison):
         options = [benchmark_argument, *DATA_OPTIONS, *options, flags_argument]
         kind, text = (
@@ -86,11 +89,11 @@ def verb_command(name: str, verb: type[Comparison]) -> click.Command:
             f"{text.rstrip()}\n\n    All other flags go to the benchmark.\n",
         )
 
-    def callback(json_file: Path | None, **given: Any) -> None:
+    def callback(json_file: Path | None, markdown: Path | None, **given: Any) -> None:
         if "flags" in given:
             given["flags"] = _flags(**given)
             del given["size"], given["data_dir"]
-        _measure(verb(**given), json_file)
+        _measure(verb(**given), json_file, markdown)
 
     for option in reversed(options):
         callback = option(callback)
@@ -100,7 +103,6 @@ def verb_command(name: str, verb: type[Comparison]) -> click.Command:
 def _flags(
     size: str | None, data_dir: str | None, flags: tuple[str, ...], **rest: Any
 ) -> list[str]:
-    """Returns the benchmark's flags, among them those for the data."""
     if size and data_dir:
         raise ParameterError("--size and --data_dir select different files: give only one of them")
     named = {"--size": size, "--data_dir": data_dir}
@@ -108,7 +110,6 @@ def _flags(
 
 
 def _parameter(field: dataclasses.Field[Any]) -> Callable[..., Any]:
-    """Returns the option, or the argument, that a field of a verb describes."""
     more: dict[str, Any] = dict(field.metadata)
     text, default = more.pop("help"), field.default
     flag = more.pop("flag") or f"--{field.name}"
@@ -130,8 +131,7 @@ def _parameter(field: dataclasses.Field[Any]) -> Callable[..., Any]:
     return click.option(flag, field.name, default=default, help=text, **more)
 
 
-def _measure(comparison: Comparison, json_file: Path | None) -> None:
-    """Makes missing data, measures, and shows the report."""
+def _measure(comparison: Comparison, json_file: Path | None, markdown: Path | None) -> None:
     screen = Screen()
     with screen.making_data() as progress:
         notes = comparison.prepare(progress)
@@ -143,12 +143,14 @@ def _measure(comparison: Comparison, json_file: Path | None) -> None:
     for part in comparison.render(report):
         screen.say(part)
     write_json(json_file, report)
+    if markdown:
+        write_atomically(markdown, comparison.markdown(report))
+        screen.say(f"tables: {markdown}")
     for line in comparison.draw(report):
         screen.say(line)
 
 
 def _with_progress(measure: Callable[[OnStart], Any]) -> Any:
-    """Returns what a function measures, with a bar of the jobs that it starts."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     try:
         with signals_interrupt(), Screen().bar(*columns, TimeElapsedColumn()) as bar:

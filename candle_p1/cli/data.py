@@ -19,7 +19,8 @@ from candle_p1.cli.base import (
     number_option,
     write_json,
 )
-from candle_p1.data.cache import CacheSettings, clear_caches, list_caches
+from candle_p1.data.cache import clear_caches, list_caches
+from candle_p1.data.loading import CacheSettings
 from candle_p1.datasets.registry import file_status
 from candle_p1.datasets.synthetic import make, synthetic_sets
 from candle_p1.errors import ParameterError
@@ -174,7 +175,6 @@ def cache_command(directory: Path | None, clear: bool, json_file: Path | None) -
 
 
 def _info(benchmark: Benchmark, directory: Path | None) -> dict[str, Any]:
-    """Returns the status of a benchmark's files, and the commands that get them."""
     published, recipe = benchmark.published, benchmark.recipe
     where = (directory or published.directory).absolute()
     fetch = f"candle-p1 data fetch {benchmark.argument}"

@@ -87,11 +87,11 @@ def _table(runs: Sequence[Run], directory: Path) -> Table:
     table.add_column("total (s)", justify="right")
     table.add_column("started (UTC)")
     for run in runs:
-        parts, total_s = run["num_parts"], run["total_s"]
+        segments, total_s = run["num_segments"], run["total_s"]
         table.add_row(
             os.path.relpath(run.path.parent, directory.resolve()),
             run["benchmark"],
-            run["status"] + (f", {count(parts, 'part')}" if parts > 1 else ""),
+            run["status"] + (f", {count(segments, 'segment')}" if segments > 1 else ""),
             str(run["num_ranks"]),
             "" if total_s is None else f"{total_s:.1f}",
             run.record.started[:19].replace("T", " "),

@@ -245,7 +245,6 @@ def _one_job(
     flags: tuple[str, ...],
     given: Mapping[str, Any],
 ) -> tuple[JobRequest, Path]:
-    """Returns the job of a single run, and the directory of its record."""
     layout = Layout.on(machine, given["num_nodes"] or 1, given["ranks_per_node"])
     declaration, model_file = benchmark.declaration, benchmark.model_file
     mode, is_chain = given["mode"] or "strong", given["num_jobs"] is not None
@@ -284,7 +283,6 @@ def _one_job(
 
 
 def _submit_one(job: JobRequest, directory: Path, num_jobs: int | None, *, dry_run: bool) -> None:
-    """Submits a job or a chain; where there is no scheduler, runs it and exits with its code."""
     job.check()
     text, script = job.script(), submission.script_path(job.machine, directory)
     argv = job.scheduler.submit_command(script)
@@ -335,7 +333,6 @@ def _say_submitted(ids: list[str], script: Path) -> None:
 
 
 def _submit_study(jobs: StudyJobs, benchmark: str, given: Mapping[str, Any]) -> None:
-    """Submits a study's runs of a benchmark: each as a job, a chain, or part of a job array."""
     at_once, as_array = given["at_once"], given["as_array"]
     due, under_way = jobs.due(benchmark, given["retry_failed"])
     screen = Screen()

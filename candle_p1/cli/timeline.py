@@ -97,15 +97,11 @@ def _render(summary: TimelineSummary) -> Iterator[Any]:
             f"{'' if broadcast.whole else '; it did not finish'}"
         )
     for name, messages in summary.messages.items():
-        if messages["sizes"]:
+        if messages["bytes"]:
             yield (
                 f"{name}: {messages['num']:,} messages with {messages['num_tensors']:,} tensors,"
                 f" {messages['bytes'] / MIB:,.1f} MiB in {messages['duration_s']:.3f} s"
             )
-            columns = {"from": "{size:>}", "messages": "{num:,}", "MiB": "{mib:,.3f}"}
-            columns |= {"s": "{duration_s:.3f}", "MiB/s": "{mib_per_s:,.1f}"}
-            sizes = [row | {"size": _size(row["from_bytes"])} for row in messages["sizes"]]
-            yield _table(columns, map(_in_mib, sizes))
     longest = sorted(summary.tensors, key=lambda row: row.get("transfer_s", 0.0), reverse=True)
     yield (
         f"the {min(len(longest), SHOWN_TENSORS)} of {len(longest):,} tensors with the longest"
@@ -134,13 +130,6 @@ def _render(summary: TimelineSummary) -> Iterator[Any]:
         yield f"unfinished: {row['activity']} of {row['tensor']}, started at {row['begin_s']:.3f} s"
 
 
-def _size(num_bytes: int) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if num_bytes >= size:
-            return f"{num_bytes // size} {unit}"
-    return f"{num_bytes} B"
-
-
 def _table(columns: dict[str, str], rows: Iterable[dict[str, Any]], section: int = 0) -> Any:
     """Returns a table; columns are formats of a row, of which those of numbers are on the right."""
     from rich.table import Table
@@ -155,8 +144,7 @@ def _table(columns: dict[str, str], rows: Iterable[dict[str, Any]], section: int
 
 
 def _in_mib(row: dict[str, Any]) -> dict[str, Any]:
-    amounts = {"mib": row["bytes"], "mib_per_s": row.get("bytes_per_s")}
-    return row | {name: None if n is None else n / MIB for name, n in amounts.items()}
+    return row | {"mib": None if row["bytes"] is None else row["bytes"] / MIB}
 
 
 def _cell(form: str, row: dict[str, Any]) -> str:

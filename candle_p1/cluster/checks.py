@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import psutil
 
 from candle_p1.data.directory import data_directory
-from candle_p1.distributed import installation, shared_file
+from candle_p1.distributed import shared_file
 from candle_p1.distributed.backend import ENGINES, choose_backend, engine_of
-from candle_p1.distributed.gpus import BACKENDS, USE_CPUS, Lack, why_none
-from candle_p1.distributed.mpi_library import MpiLibrary, mpi_in_use
+from candle_p1.distributed.gpus import BACKENDS, USE_CPUS, Lack, visible_gpus, why_none
+from candle_p1.distributed.mpi_library import MpiLibrary, horovod_build, library_version, mpi_in_use
 from candle_p1.files import expand_user
 from candle_p1.instrument.power import gpus as power_gpus
 from candle_p1.instrument.power.source import SensorError
@@ -166,16 +166,16 @@ def find_software(*, with_mpi: bool) -> dict[str, Any]:
         packages["tensorflow"] = packages["tensorflow-cpu"]
     backend = probe("keras", choose_backend) or "tensorflow"
     with_horovod = with_mpi and engine_of(backend) == "horovod"
-    gpus = probe(backend, partial(installation.visible_gpus, backend))
+    gpus = probe(backend, partial(visible_gpus, backend))
     if unusable.keys().isdisjoint(("keras", backend)):
         probe("keras", lambda: importlib.import_module("keras"))
     return {
         "with_mpi": with_mpi,
         "backend": backend,
         "packages": packages,
-        "mpi_library": probe("mpi4py", installation.mpi_library) if with_mpi else None,
+        "mpi_library": probe("mpi4py", library_version) if with_mpi else None,
         "mpi": mpi_in_use() if with_mpi else None,
-        "horovod": (probe("horovod", installation.horovod_build) or {}) if with_horovod else {},
+        "horovod": (probe("horovod", horovod_build) or {}) if with_horovod else {},
         "mpi_files": loaded_mpi_libraries(),
         "gpus": gpus,
         "gpu_lack": why_none(backend) if gpus == [] else None,
@@ -391,7 +391,6 @@ def check_clocks(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
 def _fault(
     name: str, value: str, on: Sequence[NodeFacts], what: str, fix: str, fatal: bool = True
 ) -> Finding:
-    """Returns a finding with a problem of these ranks; without one if there are none."""
     if not on:
         return Finding(name, value)
     where = f"{name_nodes(one.node for one in on)}: " if on[0].node else ""
@@ -399,7 +398,6 @@ def _fault(
 
 
 def _same(name: str, values: Sequence[str], facts: Sequence[NodeFacts]) -> Finding:
-    """Returns a finding that is fatal if ranks differ."""
     common = mode(values)
     odd = {one.rank: value for one, value in zip(facts, values, strict=True) if value != common}
     what = f"{', '.join(dict.fromkeys(odd.values()))}, but {common} elsewhere"
@@ -408,7 +406,6 @@ def _same(name: str, values: Sequence[str], facts: Sequence[NodeFacts]) -> Findi
 
 
 def _gpus_of_node(ranks: Sequence[NodeFacts]) -> int:
-    """Returns the number of GPUs that a node's ranks see."""
     if ids := _gpu_ids(ranks):
         return len(ids)
     counts = [len(one.gpus or ()) for one in ranks]

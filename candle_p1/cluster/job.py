@@ -246,7 +246,6 @@ def render(template: str, **values: Any) -> str:
 
 
 def _in_quotes(word: str) -> str:
-    """Returns an argument, quoted so that bash expands its variables."""
     return f'"{word}"' if "$" in word else shlex.quote(word)
 
 

@@ -46,6 +46,7 @@ def mpirun(
     num_cores: int | None = None,
     as_root: bool | None = None,
     executable: str | None = None,
+    python: str | None = None,
 ) -> Launch:
     """Returns the command that starts ranks on this machine with Open MPI, or MPICH's Hydra.
 
@@ -54,11 +55,11 @@ def mpirun(
     A rank that waits for a message yields its core to the user's other programs.
 
     None for `num_cores` and `as_root` asks the operating system. The `executable` is Open MPI's
-    mpirun; None is the one that `find_mpirun` finds, or SetupError.
+    mpirun; None is the one that `find_mpirun` finds for `python`, or SetupError.
     """
     num_cores = len(available_cores()) if num_cores is None else num_cores
     as_root = os.geteuid() == 0 if as_root is None else as_root
-    found = executable or find_mpirun()
+    found = executable or find_mpirun(python)
     line, notes = [found, "-np", str(num_ranks)], []
     if executable is None and mpirun_version(found).startswith(HYDRA):
         line += ["-bind-to", "none", "-hosts", "localhost"]
@@ -79,8 +80,8 @@ def mpirun(
     return Launch([*line, *command], notes)
 
 
-def on_this_machine(num_ranks: int, command: Sequence[str]) -> Launch:
-    """Returns the command that starts ranks here; a single rank does without mpirun.
+def on_this_machine(num_ranks: int, command: Sequence[str], python: str | None = None) -> Launch:
+    """Returns the command that starts ranks of an interpreter here; a single one without mpirun.
 
     Raises ParameterError if there are too few cores, and SetupError if several ranks find no
     mpirun, or would not use MPI.
@@ -94,7 +95,7 @@ def on_this_machine(num_ranks: int, command: Sequence[str]) -> Launch:
             f"{num_ranks} ranks cannot work together while {SINGLE_PROCESS_VARIABLE} is set: unset"
             " it, or start one process"
         )
-    return mpirun(num_ranks, command)
+    return mpirun(num_ranks, command, python=python)
 
 
 def check_alone() -> None:
@@ -118,9 +119,9 @@ def check_num_ranks(num_ranks: int) -> None:
         )
 
 
-def find_mpirun() -> str:
-    """Returns the mpirun of this Python's environment, else that in $PATH; or raises SetupError."""
-    beside = Path(sys.executable).parent / "mpirun"
+def find_mpirun(python: str | None = None) -> str:
+    """Returns the mpirun of a Python's environment, else that in $PATH; or raises SetupError."""
+    beside = Path(shutil.which(python or "") or sys.executable).parent / "mpirun"
     found = str(beside) if beside.exists() else shutil.which("mpirun")
     if found is None:
         raise SetupError(

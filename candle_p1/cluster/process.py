@@ -14,7 +14,7 @@ from typing import IO
 
 import psutil
 
-from candle_p1.distributed.watchdog.protocol import SAVE_SIGNALS
+from candle_p1.failure.protocol import SAVE_SIGNALS
 
 GRACE_S = 30.0
 """How long a command may take to end after SIGTERM."""
@@ -142,7 +142,6 @@ def run_in_terminal(command: Sequence[str], variables: Mapping[str, str]) -> int
 
 
 def _session(leader: int) -> list[psutil.Process]:
-    """Returns the processes of a session, orphans included; a launcher's ranks are in its own."""
     members = []
     for process in psutil.process_iter():
         with suppress(OSError):

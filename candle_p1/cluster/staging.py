@@ -75,7 +75,6 @@ class StagedEnvironment:
 
 
 def _python() -> Iterator[_Packed]:
-    """Yields the virtual environment and its Python, in a fixed order."""
     venv, base = Path(sys.prefix), Path(sys.base_prefix)
     python = Path(sys.executable).resolve()
     with_base = str(base) not in OF_SYSTEM
@@ -107,7 +106,6 @@ def _package(root: Path) -> Iterator[_Packed]:
 
 
 def _tree(directory: Path, name: str, skipped: Collection[Path] = ()) -> Iterator[_Packed]:
-    """Yields the files and symbolic links below a directory, by name."""
     for parent, directories, files in os.walk(directory):
         below = Path(parent)
         links = [each for each in directories if (below / each).is_symlink()]
@@ -135,7 +133,6 @@ def _digest(members: Iterable[_Packed]) -> str:
 
 
 def _write(archive: Path, members: Iterable[_Packed]) -> None:
-    """Writes an archive that is complete or absent."""
     beside = archive.with_name(f"{archive.name}.{os.getpid()}")
     source = json.dumps(source_commit()).encode()
     try:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
+from numpy.typing import NDArray
 
-from candle_p1.data.sampling import random_stream
-from candle_p1.scaling import share_bounds
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from candle_p1.data.samples import Samples
-    from candle_p1.distributed.comm import Communicator
-    from candle_p1.scaling import ScalingPlan
+from candle_p1.data.samples import Samples, random_stream
+from candle_p1.distributed.comm import Communicator
+from candle_p1.scaling import ScalingPlan, share_bounds
 
 
 def epoch_order(
@@ -46,16 +41,13 @@ class TrainBatches(keras.utils.PyDataset):  # type: ignore[misc]
 
     The plan gives batch size, steps and level of data parallelism. Without `shuffle`, samples keep
     the order of the file.
-
-    Attributes:
-        first_step: The step with which epochs begin; not 0 while one goes on from a checkpoint.
     """
 
     def __init__(
         self, samples: Samples, plan: ScalingPlan, *, seed: int, rank: int, shuffle: bool
     ) -> None:
         super().__init__()
-        self._samples, self._plan, self.first_step = samples, plan, 0
+        self._samples, self._plan, self._first_step = samples, plan, 0
         self._order_of = partial(
             epoch_order, plan, len(samples), seed=seed, rank=rank, shuffle=shuffle
         )
@@ -65,17 +57,18 @@ class TrainBatches(keras.utils.PyDataset):  # type: ignore[misc]
         """Chooses the order of an epoch, counted from 0; must be called before the epoch begins."""
         self._order = self._order_of(epoch=epoch)
 
-    def of_epoch(self, epoch: int) -> TrainBatches:
-        """Returns the batches of an epoch, counted from 0; these ones remain as they are."""
+    def epoch_batches(self, epoch: int, first_step: int = 0) -> TrainBatches:
+        """Returns the batches of an epoch from a step on, counted from 0; these ones remain."""
         batches = copy.copy(self)
         batches.set_epoch(epoch)
+        batches._first_step = first_step
         return batches
 
     def __len__(self) -> int:
-        return self._plan.steps_per_epoch - self.first_step
+        return self._plan.steps_per_epoch - self._first_step
 
     def __getitem__(self, item: int) -> tuple[Any, Any]:
-        step, size = self.first_step + item, self._plan.batch_size
+        step, size = self._first_step + item, self._plan.batch_size
         return self._samples[self._order[step * size : (step + 1) * size]]
 
 

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from candle_p1.data.huge_pages import small_pages
 from candle_p1.data.shared import NodeArray
-from candle_p1.data.table import Table, TextColumn
-from candle_p1.distributed.comm import on_first_rank
+from candle_p1.data.source import Head, Source
+from candle_p1.data.table import CsvLayout, Table, TextColumn
+from candle_p1.distributed.comm import Communicator, on_first_rank
 from candle_p1.distributed.shared_file import NoRoomError, agree_on_room
 from candle_p1.errors import DataError
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from candle_p1.data.source import Head, Source
-    from candle_p1.data.table import CsvLayout
-    from candle_p1.distributed.comm import Communicator
-
-    Names = list[list[bytes]]  # distinct values, for each column of text
+Names = list[list[bytes]]  # distinct values, for each column of text
 
 
 class Place(NamedTuple):
@@ -46,8 +40,6 @@ class Place(NamedTuple):
 
 
 class _ParsedRows(NamedTuple):
-    """Rows that a thread has parsed."""
-
     rows: slice  # of the table
     names: list[NDArray[np.int32]]  # for each column of text and code, the index of its value
 
@@ -61,6 +53,9 @@ class TableBuilder:
     Creating one is collective; shared memory is allocated in `directory`.
 
     Attributes:
+        source: The file.
+        layout: What was known about it.
+        head: What its first line says.
         is_text: Whether each column is text.
         numbers: float32, shape (rows, columns of numbers).
         codes: The codes of the text, int32, shape (columns of text, rows).
@@ -72,7 +67,7 @@ class TableBuilder:
     def __init__(
         self, source: Source, layout: CsvLayout, head: Head, comm: Communicator, directory: Path
     ) -> None:
-        self._source, self._layout, self._head, self._comm = source, layout, head, comm
+        self.source, self.layout, self.head, self._comm = source, layout, head, comm
         self.is_text = [name in layout.text_columns for name in head.names]
         self.is_text += [False] * (head.num_columns - len(head.names))
         num_text = sum(self.is_text)
@@ -86,7 +81,7 @@ class TableBuilder:
             numbers = NodeArray(shape, np.float32, comm.local, directory)
             return numbers, NodeArray((num_text, num_rows), np.int32, comm.local, directory)
 
-        self._numbers, self._codes = agree_on_room(allocate, comm)
+        self._numbers, self._codes = agree_on_room(comm, allocate)
         self.numbers: NDArray[np.float32] = self._numbers.array
         self.codes: NDArray[np.int32] = self._codes.array
 
@@ -173,9 +168,9 @@ class TableBuilder:
             try:
                 return sorted(name.decode() for name in everyones)
             except UnicodeDecodeError as error:
-                raise DataError(f"its text is not UTF-8: {error}", self._source.path) from error
+                raise DataError(f"its text is not UTF-8: {error}", self.source.path) from error
 
-        return on_first_rank(sort, self._comm)
+        return on_first_rank(self._comm, sort)
 
     def give_back(self) -> None:
         """Frees what has been written, on all ranks; the builder must not be used any more."""
@@ -186,10 +181,10 @@ class TableBuilder:
         """Returns a table of the first rows; collective."""
         self._comm.local.barrier()
         codes = self._codes.keep(len(self.codes))[:, :num_rows]
-        text = [name for name in self._head.names if name in self._layout.text_columns]
+        text = [name for name in self.head.names if name in self.layout.text_columns]
         columns = {name: TextColumn(self._sorted[c], codes[c]) for c, name in enumerate(text)}
         return Table(
             self._numbers.keep(num_rows),
-            [name for name in self._head.names if name not in columns],
-            {name: columns[name] for name in self._layout.text_columns},
+            [name for name in self.head.names if name not in columns],
+            {name: columns[name] for name in self.layout.text_columns},
         )

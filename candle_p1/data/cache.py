@@ -8,17 +8,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import filelock
 
 from candle_p1.data.cache_file import (
     PARTIAL,
+    NoCacheError,
     UnfitCacheError,
     check_header,
     describe_source,
@@ -26,63 +26,20 @@ from candle_p1.data.cache_file import (
     read_header,
     write_cache,
 )
-from candle_p1.data.cache_read import CacheContent, CacheReader
-from candle_p1.data.cache_stage import cannot_write, stage_cache
+from candle_p1.data.cache_read import read_content
 from candle_p1.data.cooperative import read_together
-from candle_p1.data.directory import data_directory
+from candle_p1.data.loading import GIB, Loading
 from candle_p1.data.source import open_together
 from candle_p1.data.table import CsvLayout, Table
-from candle_p1.distributed.comm import SerialCommunicator, on_first_rank
+from candle_p1.distributed.comm import SerialCommunicator, agree, on_first_rank
 from candle_p1.errors import DataError
-from candle_p1.instrument.phases import part
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from candle_p1.distributed.comm import Communicator
+from candle_p1.instrument.phases import region
 
 SUFFIX = ".table"
-GIB = 2**30
-
-Notify = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class CacheSettings:
-    """Where caches are.
-
-    Attributes:
-        directory: None means ``cache`` in the data directory.
-        limit_bytes: The space that all caches together may take; the least recently used are
-            removed first. 0 means no limit.
-        stage_directory: A directory local to each node, to which a cache is copied once; None
-            means that it is not copied.
-        in_use: Those that this run has made or read, which it does not remove; on rank 0.
-    """
-
-    directory: Path | None = None
-    limit_bytes: int = 0
-    stage_directory: Path | None = None
-    in_use: set[Path] = field(default_factory=set, compare=False)
-
-    @property
-    def path(self) -> Path:
-        """The directory."""
-        return self.directory or data_directory() / "cache"
-
-
-def read_cached(
-    path: Path,
-    layout: CsvLayout,
-    comm: Communicator,
-    settings: CacheSettings,
-    *,
-    num_threads: int = 1,
-    notify: Notify | None = None,
-) -> Table:
+def read_cached(path: Path, layout: CsvLayout, loading: Loading) -> Table:
     """Reads a table from its cache, which is first made if none matches; collective.
-
-    `notify` is called, on rank 0, with the reason why a cache is rebuilt.
 
     Returns:
         The table. A single process maps the file, and changes go to a private copy; several ranks
@@ -90,38 +47,32 @@ def read_cached(
 
     Raises:
         DataError: The source cannot be read, or the cache cannot be written; the same on all ranks.
+        SetupError: There is no directory for caches; the same on all ranks.
     """
+    comm = loading.comm
     with open_together(path, comm) as opened, ExitStack() as stack:
-        source = on_first_rank(lambda: describe_source(opened, layout), comm)
-        file = comm.broadcast(_cache_path(settings.path, source))
-        cache = _Cache(file, source, comm, settings, num_threads, notify)
-        table = cache.load()
+        source = on_first_rank(comm, describe_source, opened, layout)
+        file = on_first_rank(comm, lambda: _cache_path(loading.cache.path, source))
+        cache = _Cache(file, source, loading)
+        table = cache.load(loading.notify)
         if table is not None:
             return table
         lock = filelock.FileLock(file.with_suffix(".lock"))
 
         def lock_and_look() -> bool:
             """Returns whether another job has made the cache by the time the lock is held."""
-            try:
+            with _writing(file):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 lock.acquire()
                 stack.callback(lock.release)
                 return header_problem(file, source) is None
-            except (OSError, NotImplementedError) as error:  # the latter: no locks there
-                raise cannot_write(file, error) from error
 
-        made = on_first_rank(lock_and_look, comm)
-        table = replace(cache, notify=None).load() if made else None
+        if on_first_rank(comm, lock_and_look):
+            table = cache.load()
         if table is None:
-            table = read_together(
-                path,
-                layout,
-                comm,
-                num_threads=num_threads,
-                notify=notify,
-                open_source=lambda *_: nullcontext(opened),
-            )
-            on_first_rank(partial(cache.write, table), comm)
+            here = replace(loading, open_source=lambda *_: nullcontext(opened))
+            table = read_together(path, layout, here)
+            on_first_rank(comm, cache.write, table)
         return table
 
 
@@ -178,55 +129,50 @@ class _Cache:
 
     file: Path
     source: dict[str, Any]
-    comm: Communicator
-    settings: CacheSettings
-    num_threads: int
-    notify: Notify | None
+    loading: Loading
 
-    def load(self) -> Table | None:
-        """Returns the table; None, on all ranks, if any of them finds the cache unusable."""
-        directory = self.settings.stage_directory
-        copy: Path | None = None
-        try:
-            content = self._check_header()
-            if directory:
-                copy = directory / self.file.name
-                stage_cache(self.file, copy, content.file_bytes, self.source, self.comm)
-            table = CacheReader(
-                content,
-                self.comm,
-                on_each_node=copy is not None,
-                num_threads=self.num_threads,
-                notify=self.notify,
-            ).read(copy or self.file)
-        except UnfitCacheError as error:
-            if copy and self.comm.local_rank == 0:
-                copy.unlink(missing_ok=True)
-            if self.notify and self.comm.rank == 0 and self.file.exists():
-                self.notify(f"{self.file}: {error}; the cache will be rebuilt")
-            return None
-        if self.comm.rank == 0:
-            with suppress(OSError):  # the directory may be read-only
-                os.utime(self.file)
-            self.settings.in_use.add(self.file)
-        return table
-
-    def _check_header(self) -> CacheContent:
-        """Returns what the cache holds, which rank 0 finds out; collective.
+    def load(self, notify: Callable[[str], None] | None = None) -> Table | None:
+        """Returns the table; None, on all ranks, if any of them finds the cache unusable.
 
         Raises:
-            UnfitCacheError: It cannot be used; the same on all ranks.
+            DataError: A node's copy cannot be written or removed; the same on all ranks.
         """
-        content = problem = None
-        if self.comm.rank == 0:
-            try:
-                content = CacheContent(*check_header(self.file, self.source))
-            except UnfitCacheError as error:
-                problem = str(error)
-        content, problem = self.comm.broadcast((content, problem))
-        if content is None:
-            raise UnfitCacheError(problem)
-        return content
+        comm, directory = self.loading.comm, self.loading.cache.stage_directory
+        copy = directory / self.file.name if directory else None
+        is_staged = False
+        try:
+            header, first_byte = on_first_rank(comm, check_header, self.file, self.source)
+            is_missing = comm.local_rank == 0 and bool(copy and header_problem(copy, self.source))
+            is_staged = copy is not None and not comm.any(is_missing)
+            path = copy if copy and is_staged else self.file
+            table = read_content(path, header, first_byte, self.loading, on_each_node=is_staged)
+        except UnfitCacheError as error:  # on all ranks
+            if copy and is_staged:
+                agree(comm, self._remove, copy)
+            if notify and comm.rank == 0 and not isinstance(error, NoCacheError):
+                notify(f"{self.file}: {error}; the cache will be rebuilt")
+            return None
+        if copy and not is_staged:
+            agree(comm, self._stage, copy, table)
+        if comm.rank == 0:
+            with suppress(OSError):  # the directory may be read-only
+                os.utime(self.file)
+            self.loading.cache.in_use.add(self.file)
+        return table
+
+    def _remove(self, copy: Path) -> None:
+        if self.loading.comm.local_rank == 0:
+            with _writing(copy):
+                copy.unlink(missing_ok=True)
+
+    def _stage(self, copy: Path, table: Table) -> None:
+        """Writes this node's copy, which another job may be doing meanwhile."""
+        if self.loading.comm.local_rank == 0:
+            with _writing(copy), region("stage"):
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                with filelock.FileLock(copy.with_suffix(".lock")):
+                    if header_problem(copy, self.source):
+                        write_cache(copy, table, self.source, self.loading.num_threads)
 
     def write(self, table: Table) -> None:
         """Writes the cache, if it fits within the limit; the lock must be held.
@@ -234,26 +180,24 @@ class _Cache:
         Raises:
             DataError: It cannot be written.
         """
-        with part("write"):
-            try:
-                if self._make_room(table.values.nbytes):
-                    write_cache(self.file, table, self.source, self.num_threads)
-                    self.settings.in_use.add(self.file)
-            except OSError as error:
-                raise cannot_write(self.file, error) from error
+        with region("write"), _writing(self.file):
+            if self._make_room(table.values.nbytes):
+                write_cache(self.file, table, self.source, self.loading.num_threads)
+                self.loading.cache.in_use.add(self.file)
 
     def _make_room(self, num_bytes: int) -> bool:
         """Removes caches, the least recently used first, until a new one is within the limit.
 
         Returns False, and removes none, if it does not fit beside those that this run uses.
         """
-        limit_bytes, notify = self.settings.limit_bytes, self.notify or (lambda text: None)
+        settings, notify = self.loading.cache, self.loading.notify or (lambda text: None)
+        limit_bytes = settings.limit_bytes
         if not limit_bytes:
             return True
         limit = f"the limit for all caches (cache_limit) is {limit_bytes / GIB:.3g} GiB"
-        caches = _by_use(self.settings.path)
+        caches = _by_use(settings.path)
         total = num_bytes + sum(size for _, size, _ in caches)
-        others = [(size, path) for _, size, path in caches if path not in self.settings.in_use]
+        others = [(size, path) for _, size, path in caches if path not in settings.in_use]
         if total - sum(size for size, _ in others) > limit_bytes:
             notify(f"{self.source['path']} ({num_bytes / GIB:.3g} GiB) is not cached: {limit}")
             return False
@@ -263,6 +207,19 @@ class _Cache:
                 path.unlink(missing_ok=True)
                 notify(f"{path} was removed: {limit}")
         return True
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Makes a DataError of what keeps the body from writing a cache."""
+    try:
+        yield
+    except (OSError, NotImplementedError) as error:  # the latter: no locks there
+        raise DataError(
+            f"the cache cannot be written ({getattr(error, 'strerror', None) or error}): use"
+            " --cache_dir to name a directory with enough space, or choose another --loader",
+            path,
+        ) from error
 
 
 def _cache_path(directory: Path, source: dict[str, Any]) -> Path:

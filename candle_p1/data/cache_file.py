@@ -11,24 +11,24 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import struct
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+from candle_p1.data.source import Source
+from candle_p1.data.table import CsvLayout, Table
+from candle_p1.errors import CandleError
 
-    from numpy.typing import NDArray
+Bytes = Any  # NDArray[np.uint8], which typeshed does not accept as a buffer
 
-    from candle_p1.data.source import Source
-    from candle_p1.data.table import CsvLayout, Table
-
-    Bytes = Any  # NDArray[np.uint8], which typeshed does not accept as a buffer
 
 MAGIC = b"CANDLEP1 cache 1"
 FIXED = struct.Struct("<16s16sQ")
@@ -38,8 +38,16 @@ SLAB_BYTES = 8 << 20
 PARTIAL = ".partial"
 
 
-class UnfitCacheError(Exception):
+class UnfitCacheError(CandleError):
     """A cache file that must not be used; the message says why, as a clause."""
+
+
+class NoCacheError(UnfitCacheError):
+    """There is no such file."""
+
+
+Slab = tuple[int, int, str]
+"""The first byte of a piece of the content, the byte after its last, and its digest."""
 
 
 class Header(NamedTuple):
@@ -65,8 +73,8 @@ class Header(NamedTuple):
         num_rows, num_columns = self.shape
         return [4 * num_rows * num_columns, *(4 * num_rows for _ in self.text)]
 
-    def slabs(self) -> list[tuple[int, int, str]]:
-        """Returns (first byte, byte after the last, digest) of each slab."""
+    def slabs(self) -> list[Slab]:
+        """Returns the slabs, whose bytes are counted from the first one of the numbers."""
         bounds, first = [], 0
         for size in self.part_bytes:
             bounds += [(first + slab.start, first + slab.stop) for slab in _slabs(size)]
@@ -140,9 +148,9 @@ def read_header(path: Path) -> tuple[Header, int]:
     """
     from pydantic import TypeAdapter
 
-    if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
-        raise UnfitCacheError("it is not a file")
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
+            raise UnfitCacheError("it is not a file")
         with path.open("rb") as file:
             fixed = file.read(FIXED.size)
             if len(fixed) < FIXED.size:
@@ -153,6 +161,8 @@ def read_header(path: Path) -> tuple[Header, int]:
             size = os.fstat(file.fileno()).st_size
             text = file.read(min(num_bytes, size))
             padding = file.read(_first_byte(len(text)) - FIXED.size - len(text))
+    except FileNotFoundError as error:
+        raise NoCacheError("there is none") from error
     except OSError as error:
         raise UnfitCacheError(f"it cannot be read: {error.strerror}") from error
     if xxhash.xxh3_128_digest(text) != digest or len(text) != num_bytes or any(padding):
@@ -206,5 +216,4 @@ def _slabs(num_bytes: int) -> Sequence[slice]:
 
 
 def _first_byte(num_header_bytes: int) -> int:
-    """Returns where the numbers begin."""
     return -(-(FIXED.size + num_header_bytes) // ALIGNMENT) * ALIGNMENT

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from candle_p1.data.names import match
-from candle_p1.data.sampling import pandas_sample
-from candle_p1.data.table import CsvLayout, repeated
+from candle_p1.data.reader import Reader
+from candle_p1.data.samples import pandas_sample
+from candle_p1.data.table import CsvLayout, Table, repeated
 from candle_p1.data.transforms import scale_features
 from candle_p1.errors import DataError, ParameterError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from candle_p1.data.reader import Reader
-    from candle_p1.data.table import Table
 
 LAYOUT = CsvLayout(header=True, text_columns=("case_id", "cancer_type"))
 

@@ -24,39 +24,32 @@ A rank that fails says so in step 2 of its next block, and the ranks after it no
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from candle_p1.data import _csvkernel as kernel
-from candle_p1.data.builder import TableBuilder
-from candle_p1.data.read_ahead import ReadAhead, agree_on_zero
+from candle_p1.data.builder import Names, Place, TableBuilder
+from candle_p1.data.loading import Loading
+from candle_p1.data.read_ahead import Block, ReadAhead, agree_on_zero
 from candle_p1.data.shared import try_directories
-from candle_p1.data.source import is_blank, open_together, wrong_width
-from candle_p1.distributed.comm import Attempt, SerialCommunicator, on_first_rank
+from candle_p1.data.source import is_blank, wrong_width
+from candle_p1.data.table import CsvLayout, Table
+from candle_p1.distributed.comm import Communicator, agree, on_first_rank
 from candle_p1.distributed.shared_file import NoRoomError, agree_on_room
 from candle_p1.errors import DataError
-from candle_p1.instrument.phases import part
+from candle_p1.instrument.phases import region
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+# The number of rows, the distinct values of each column of text, and what is wrong: where the
+# line begins, its number of fields, the column and the content of its first wrong field.
+Parsed = tuple[int, Names, tuple[int, int, int, bytes] | None]
 
-    from numpy.typing import NDArray
-    from typing_extensions import Self
-
-    from candle_p1.data.builder import Names, Place
-    from candle_p1.data.read_ahead import Block
-    from candle_p1.data.source import Head, OpenSource, Source
-    from candle_p1.data.table import CsvLayout, Table
-    from candle_p1.distributed.comm import Communicator
-
-    # The number of rows, the distinct values of each column of text, and what is wrong: where the
-    # line begins, its number of fields, the column and the content of its first wrong field.
-    Parsed = tuple[int, Names, tuple[int, int, int, bytes] | None]
 
 BLOCK_BYTES = 4 << 20
 """How much a thread reads and then parses; a rank has room for three times as much for each."""
@@ -65,46 +58,36 @@ MAX_SHOWN_CHARS = 40
 EMPTY = memoryview(b"")
 
 
-def read_together(
-    path: Path,
-    layout: CsvLayout,
-    comm: Communicator | None = None,
-    *,
-    num_threads: int = 1,
-    block_bytes: int | None = None,
-    notify: Callable[[str], None] | None = None,
-    open_source: OpenSource = open_together,
-) -> Table:
-    """Returns a table, which the ranks of a node share; collective.
+def read_together(path: Path, layout: CsvLayout, loading: Loading | None = None) -> Table:
+    """Returns a table, which the ranks of a node share; collective over the ranks of `loading`.
 
-    Without `comm`, this process reads alone. `block_bytes` is the size of a rank's block. `notify`
-    is called, on one rank of each node, if its shared memory is too small. `open_source` opens the
-    file; another one is used for measurements and tests.
+    By default, this process reads alone.
 
     Raises:
         DataError: The file cannot be read or does not match the layout; the same on all ranks.
     """
-    comm = comm or SerialCommunicator()
-    with open_source(path, comm) as source, _Threads(num_threads) as threads:
-        head = on_first_rank(lambda: source.read_head(layout), comm)
+    loading = loading or Loading()
+    comm, num_threads, block_bytes = loading.comm, loading.num_threads, loading.block_bytes
+    with loading.open_source(path, comm) as source, _Threads(num_threads) as threads:
+        head = on_first_rank(comm, source.read_head, layout)
         if block_bytes is None:
             fair = -(-source.num_bytes // (comm.size * num_threads))
             block_bytes = num_threads * min(BLOCK_BYTES, max(SMALLEST_BLOCK_BYTES, fair))
         starts = range(head.first_byte, source.num_bytes, block_bytes)
         blocks = [(start, min(start + block_bytes, source.num_bytes)) for start in starts]
-        ring = _Ring(comm)
+        ring = _Ring.of(comm)
         agree_on_zero(comm)
 
         def load(directory: Path) -> Table:
             with ReadAhead(source, blocks[ring.position :: comm.size], num_threads) as ahead:
                 table = TableBuilder(source, layout, head, comm, directory)
                 try:
-                    return _Load(source, layout, head, table, ring, threads, ahead).run(blocks)
+                    return _Load(comm, ring, threads, ahead, table).run(blocks)
                 except DataError:  # of all ranks, none of which writes any more
                     table.give_back()
                     raise
 
-        read: Table = try_directories(load, comm, notify)
+        read: Table = try_directories(load, comm, loading.notify)
         return read
 
 
@@ -120,7 +103,7 @@ class _Threads:
         self._counting = ThreadPoolExecutor(num, "count")
         self._parsing = ThreadPoolExecutor(num, "parse")
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> _Threads:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -143,31 +126,30 @@ class _Threads:
         return done
 
 
-class _Ring:
-    """The ranks in the order in which blocks are dealt; creating one is collective.
+class _Ring(NamedTuple):
+    """A rank's place in the order in which blocks are dealt.
 
     The ranks of a node are neighbours, so the rows that a node has from one round are contiguous.
-
-    Attributes:
-        position: This rank's position.
-        before: The rank that has the previous block.
-        after: The rank that has the next block.
     """
 
-    def __init__(self, comm: Communicator) -> None:
-        self.comm = comm
+    position: int
+    before: int  # the rank that has the previous block
+    after: int  # the rank that has the next block
+
+    @classmethod
+    def of(cls, comm: Communicator) -> _Ring:
+        """Returns this rank's place; collective. Rank 0 tells each rank only what it needs."""
         places = comm.gather((comm.node, comm.local_rank))
-        if places is not None:  # rank 0 tells each rank only what it needs
-            order = sorted(range(comm.size), key=lambda rank: places[rank])
-            for position, rank in reversed(list(enumerate(order))):
-                neighbours = position, order[position - 1], order[(position + 1) % comm.size]
-                if rank == 0:
-                    mine = neighbours
-                else:
-                    comm.send(neighbours, rank)
-        else:
-            mine = comm.receive(0)
-        self.position, self.before, self.after = mine
+        if places is None:
+            return cls(*comm.receive(0))
+        order = sorted(range(comm.size), key=lambda rank: places[rank])
+        rings = {
+            rank: cls(position, order[position - 1], order[(position + 1) % comm.size])
+            for position, rank in enumerate(order)
+        }
+        for rank in range(1, comm.size):
+            comm.send(tuple(rings[rank]), rank)
+        return rings[0]
 
 
 class _Before(NamedTuple):
@@ -190,16 +172,12 @@ class _Lines(NamedTuple):
 
 
 class _ParsedPart(NamedTuple):
-    """Lines that a thread parses."""
-
     rows: slice  # of the table
     first_byte: int  # of the text, in the file
     parsed: Future[Parsed]
 
 
 class _Parsing(NamedTuple):
-    """A block that is being parsed."""
-
     block: Block
     line: memoryview  # the first one
     place: Place
@@ -208,8 +186,6 @@ class _Parsing(NamedTuple):
 
 
 class _Problem(NamedTuple):
-    """The first problem in the lines that a rank parsed."""
-
     position: int  # of the line's first byte
     num_fields: int
     column: int
@@ -217,21 +193,19 @@ class _Problem(NamedTuple):
 
 
 class _Load:
-    """One table, block by block."""
-
     def __init__(
         self,
-        source: Source,
-        layout: CsvLayout,
-        head: Head,
-        table: TableBuilder,
+        comm: Communicator,
         ring: _Ring,
         threads: _Threads,
         ahead: ReadAhead,
+        table: TableBuilder,
     ) -> None:
-        self._source, self._layout, self._head, self._table = source, layout, head, table
-        self._ring, self._threads, self._ahead = ring, threads, ahead
-        self._kernel = kernel.Layout(table.is_text, layout.separator, list(layout.missing))
+        self._comm, self._ring, self._threads, self._ahead = comm, ring, threads, ahead
+        self._table, self._source, self._layout = table, table.source, table.layout
+        self._kernel = kernel.Layout(
+            table.is_text, self._layout.separator, list(self._layout.missing)
+        )
         self._counts: list[int] = []  # rows of each of this rank's blocks
         self._failed = False  # on this rank, or before a block of it
         self._error: DataError | None = None
@@ -245,17 +219,17 @@ class _Load:
         Args:
             blocks: The first byte of each block of the file, and the one after its last.
         """
-        comm, ring = self._ring.comm, self._ring
-        for number in range(ring.position, len(blocks), comm.size):
+        comm = self._comm
+        for number in range(self._ring.position, len(blocks), comm.size):
             self._take_block(blocks[number][1], is_first=number == 0)
         self._finish_block()
-        with part("communicate"):
-            Attempt(self._check).agree(comm)
-            agree_on_room(self._raise_no_room, comm)
+        with region("communicate"):
+            agree(comm, self._check)
+            agree_on_room(comm, self._raise_no_room)
             problems = comm.gather_any(self._problem)
             if problems is not None:
                 found = [problem for problem in problems if problem is not None]
-                raise on_first_rank(lambda: self._describe(min(found)), comm)
+                raise on_first_rank(comm, lambda: self._describe(min(found)))
             self._table.sort_names()
             if comm.num_nodes > 1:
                 for bounds_of_nodes in self._bounds_of_rounds(len(blocks)):
@@ -273,7 +247,7 @@ class _Load:
         """
         block, lines = None, None
         if not self._failed:
-            with part("read"):
+            with region("read"):
                 block = self._ahead.take()
             if block.error is None:
                 lines = self._count(block)
@@ -281,8 +255,8 @@ class _Load:
                 self._error, self._failed = block.error, True
         before = _Before()
         if not is_first:
-            with part("wait"):
-                before = self._ring.comm.receive(self._ring.before)
+            with region("wait"):
+                before = self._comm.receive(self._ring.before)
         if self._failed or before.failed or block is None or lines is None:
             self._failed = True
             self._ahead.stop()
@@ -292,14 +266,13 @@ class _Load:
             self._use_block(block, lines, before)
 
     def _count(self, block: Block) -> _Lines:
-        """Returns the lines of a block, with the number of rows."""
         buffer, size = block.buffer, block.stop - block.start
         end = buffer.rfind(b"\n", 0, size) + 1
         if block.stop == self._source.num_bytes:
             end = size  # the file's last line may have no newline
         body = buffer.find(b"\n", 0, end) + 1 or end
         text, view = np.frombuffer(buffer, np.uint8), memoryview(buffer)
-        with part("parse"):
+        with region("parse"):
             bounds = self._divide(buffer, body, end)
             counts = self._threads.count(
                 lambda first, last: kernel.count_rows(text, first, last, self._kernel), bounds
@@ -351,7 +324,7 @@ class _Load:
             )
             return found
 
-        with part("parse"):
+        with region("parse"):
             return _ParsedPart(rows, first_byte, self._threads.parse(work))
 
     def _finish_block(self) -> None:
@@ -359,9 +332,9 @@ class _Load:
         if self._parsing is None:
             return
         (block, line, place, parts, is_sent), self._parsing = self._parsing, None
-        with part("parse"):
+        with region("parse"):
             parsed = [each.parsed.result() for each in parts]
-        with part("wait"):
+        with region("wait"):
             is_sent()
         self._free_lines.append(line.obj)
         self._ahead.give_back(block)
@@ -373,7 +346,7 @@ class _Load:
         if problems:
             self._problem = min([*problems, *filter(None, [self._problem])])
         elif self._error is None:
-            with part("parse"):
+            with region("parse"):
                 for each, (_, names, _) in zip(parts, parsed, strict=True):
                     self._table.learn(names, each.rows)
                 try:
@@ -383,7 +356,6 @@ class _Load:
         self._failed = self._failed or self._error is not None or self._problem is not None
 
     def _before_next(self, num_rows: int, rest: memoryview) -> _Before:
-        """Returns what the rank with the next block needs to know."""
         return _Before(num_rows, len(rest), is_blank(rest, self._layout.separator))
 
     def _tell(self, before: _Before, rest: memoryview, stop: int) -> Callable[[], None]:
@@ -391,12 +363,12 @@ class _Load:
 
         Returns what waits until this line may change.
         """
-        comm, after = self._ring.comm, self._ring.after
+        after = self._ring.after
         if stop < self._source.num_bytes:
-            with part("wait"):
-                comm.send(before, after)
+            with region("wait"):
+                self._comm.send(before, after)
                 if rest:
-                    return comm.send_bytes(rest, after)
+                    return self._comm.send_bytes(rest, after)
         return lambda: None
 
     def _receive_line(self, before: _Before, following: memoryview) -> memoryview:
@@ -412,13 +384,12 @@ class _Load:
             memory = bytearray(num_bytes)
         line = memoryview(memory)[:num_bytes]
         if before.num_bytes:
-            with part("wait"):
-                self._ring.comm.receive_bytes(line[: before.num_bytes], self._ring.before)
+            with region("wait"):
+                self._comm.receive_bytes(line[: before.num_bytes], self._ring.before)
         line[before.num_bytes :] = following
         return line
 
     def _divide(self, buffer: bytearray, begin: int, end: int) -> list[int]:
-        """Returns bounds that divide lines of a buffer among the threads."""
         bounds = [begin]
         for i in range(1, self._threads.num):
             about = max(bounds[-1], begin + (end - begin) * i // self._threads.num)
@@ -438,8 +409,8 @@ class _Load:
     def _describe(self, problem: _Problem) -> DataError:
         layout, path = self._layout, self._source.path
         line = self._source.line_number(problem.position)
-        if problem.num_fields != self._head.num_columns:
-            error = wrong_width(problem.num_fields, self._head.num_columns, path, line)
+        if problem.num_fields != self._table.head.num_columns:
+            error = wrong_width(problem.num_fields, self._table.head.num_columns, path, line)
             if not self._source.is_last_line_without_end(problem.position):
                 return error
             text = "; the file ends within this line: it may have been copied incompletely"
@@ -460,7 +431,7 @@ class _Load:
         All ranks of this node have written their rows when it returns. Only the ranks with
         local_rank 0 get the rows of other nodes, and only these ranks need them.
         """
-        comm = self._ring.comm
+        comm = self._comm
         num_rounds, num_nodes = -(-num_blocks // comm.size), comm.num_nodes
         mine = np.zeros(num_rounds, np.int64)
         mine[: len(self._counts)] = self._counts

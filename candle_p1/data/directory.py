@@ -1,14 +1,19 @@
-"""The directory in which data sets are kept."""
+"""The directory of data sets, and the manifest that describes one of synthetic files."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
 from candle_p1.errors import SetupError
-from candle_p1.files import expand_user
+from candle_p1.files import expand_user, files_at, read_json, write_atomically
 
 DATA_DIRECTORY_VARIABLE = "CANDLE_DATA_DIR"
 
@@ -27,3 +32,84 @@ def data_directory() -> Path:
             f" has no user {os.getuid()}: set {DATA_DIRECTORY_VARIABLE}"
         )
     return platformdirs.user_cache_path("candle_p1")
+
+
+MANIFEST_NAME = "synthetic.json"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of ``synthetic.json``.
+
+    Attributes:
+        directory: Where the data set is.
+        made_of: The recipe's name and version, the size and the seed.
+        files: The size and SHA-256 of each file, by name.
+    """
+
+    directory: Path
+    made_of: dict[str, Any]
+    files: dict[str, dict[str, Any]]
+
+    @classmethod
+    def read(cls, directory: Path) -> Manifest | None:
+        """Returns a directory's manifest; None if it is missing or cannot be read."""
+        try:
+            content = read_json(directory / MANIFEST_NAME)
+            manifest = cls(directory, dict(content["made_of"]), dict(content["files"]))
+            made_of, files = manifest.made_of, manifest.files.values()
+            types = [type(made_of[key]) for key in ("name", "size", "seed", "version")]
+            is_sound = types == [str, str, int, int] and all(
+                (type(facts["bytes"]), type(facts["sha256"])) == (int, str) for facts in files
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return manifest if is_sound else None
+
+    def matches(self, name: str) -> bool:
+        """Returns whether a file exists and still has the size it was made with."""
+        try:
+            return bool((self.directory / name).stat().st_size == self.files[name]["bytes"])
+        except (OSError, KeyError, ValueError):  # the last: a name with a null byte
+            return False
+
+    @property
+    def whole(self) -> bool:
+        """Whether all files exist, with their sizes."""
+        return all(self.matches(name) for name in self.files)
+
+    def write(self) -> None:
+        """Writes the manifest, atomically."""
+        content = {"synthetic": True, "made_of": self.made_of, "files": self.files}
+        write_atomically(self.directory / MANIFEST_NAME, json.dumps(content, indent=2) + "\n")
+
+
+def synthetic_facts(path: Path) -> dict[str, Any] | None:
+    """Returns the size and SHA-256 of a synthetic file or directory; None for any other.
+
+    The file counts as synthetic even if the rest of its data set is gone, and a directory if any of
+    its files is synthetic; its SHA-256 is None if not all of them are.
+    """
+    manifest = Manifest.read(path.parent)
+    if manifest is None:
+        return None
+    if not path.is_dir():
+        return manifest.files.get(path.name) if manifest.matches(path.name) else None
+    found = {each.name: f"{path.name}/{each.name}" for each in files_at(path)}
+    made = {each: manifest.files[name] for each, name in found.items() if manifest.matches(name)}
+    if not made:
+        return None
+    digests = {each: facts["sha256"] for each, facts in made.items()}
+    return {
+        "bytes": sum(facts["bytes"] for facts in made.values()),
+        "sha256": sha256_of_all(digests) if made.keys() == found.keys() else None,
+    }
+
+
+def sha256_of_all(digests: Mapping[str, str]) -> str:
+    """Returns the SHA-256 of a directory, that of what ``sha256sum *`` prints in it.
+
+    `digests` are those of its files, by name.
+    """
+    lines = (f"{digests[name]}  {name}\n" for name in sorted(digests))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection
+from typing import NamedTuple
 
 import numpy as np
 
+from candle_p1.data.reader import Reader
+from candle_p1.data.table import TextColumn
 from candle_p1.errors import DataError
-from candle_p1.records.types import JoinFacts
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from candle_p1.data.reader import Reader
-    from candle_p1.data.table import TextColumn
+from candle_p1.records.types import NameMatch
 
 MAX_EXAMPLES = 3
 WHOLE_NUMBER = re.compile(r"(\d+)\.0+")
@@ -32,7 +29,7 @@ class Join(NamedTuple):
         problem: What does not match, for messages; empty if there is nothing.
     """
 
-    facts: JoinFacts
+    facts: NameMatch
     lacking: list[str]
     similar: bool
     problem: str
@@ -80,7 +77,7 @@ def match(
         )
     if effect and problem:
         reader.warn(f"{problem}: {effect}" if lacking else problem)
-    facts = JoinFacts(
+    facts = NameMatch(
         what=what,
         left=roles[0],
         right=roles[1],

@@ -7,18 +7,15 @@ files, if they have that in common, and otherwise each has a copy.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile, gettempdir
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from candle_p1.distributed import shared_file
+from candle_p1.distributed.comm import Communicator
 from candle_p1.text import count
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from candle_p1.distributed.comm import Communicator
 
 ADVICE = f"start the containers so that they see the node's {shared_file.MEMORY}"
 

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
-from candle_p1.data.source import unreadable
+from candle_p1.data.source import Source, unreadable
+from candle_p1.distributed.comm import Communicator
 from candle_p1.errors import DataError
 from candle_p1.instrument import reading
 from candle_p1.scaling import share_bounds
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from concurrent.futures import Future
-
-    from typing_extensions import Self
-
-    from candle_p1.data.source import Source
-    from candle_p1.distributed.comm import Communicator
 
 NUM_BUFFERS = 3
 """The block that is being parsed, the next one, and the one that is being read."""
@@ -42,8 +35,6 @@ class Block(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    """A block that is being read, with the threads' results."""
-
     block: Block
     reads: list[Future[None]]
 
@@ -69,7 +60,7 @@ class ReadAhead:
         self._pool = ThreadPoolExecutor(num_threads, "read")
         self._log = reading.current()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> ReadAhead:
         while self._free and self._left:
             self._begin()
         return self

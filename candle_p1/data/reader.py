@@ -8,36 +8,29 @@ import json
 import pickle
 import time
 import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from candle_p1.data.cache import GIB, CacheSettings
-from candle_p1.data.csv import Loading, read_table
-from candle_p1.data.directory import data_directory
-from candle_p1.data.frames import FRAME_READERS
-from candle_p1.data.manifest import sha256_of_all, synthetic_facts
+from candle_p1.data.directory import data_directory, sha256_of_all, synthetic_facts
+from candle_p1.data.loaders import read_table
+from candle_p1.data.loading import GIB, TOGETHER, CacheSettings, Loading
 from candle_p1.data.node_sharing import NodeSharing, agree_on_sharing
 from candle_p1.data.shared import sharers
 from candle_p1.data.source import file_state, open_together
-from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.data.table import CsvLayout, Table
+from candle_p1.distributed.comm import Communicator, SerialCommunicator
 from candle_p1.errors import DataError, SetupError
 from candle_p1.files import content_sha256, files_at, read_json, write_atomically
 from candle_p1.instrument import reading
 from candle_p1.instrument.reading import ReadLog
-from candle_p1.records.spread import Seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from candle_p1.data.table import CsvLayout, Table
-    from candle_p1.distributed.comm import Communicator
-    from candle_p1.records.types import JoinFacts
+from candle_p1.records.rank_stats import Seconds
+from candle_p1.records.types import NameMatch
 
 Content = TypeVar("Content")
 OWN_READER = "benchmark"
@@ -71,8 +64,8 @@ class FileSet:
     sha256: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, paths: Mapping[str, Path]) -> FileSet:
-        """Returns these files, as they are now."""
+    def at(cls, paths: Mapping[str, Path]) -> FileSet:
+        """Returns the files at these paths, as they are now."""
         states = {role: _states(path) for role, path in paths.items()}
         return cls(paths, states, any(map(synthetic_facts, paths.values())))
 
@@ -104,7 +97,7 @@ class Reader:
         self.table_s: dict[str, float] = {}
         self.digests: dict[str, str] = {}
         self.reads: dict[str, ReadLog] = {}
-        self.joins: list[JoinFacts] = []
+        self.joins: list[NameMatch] = []
         self.warnings: list[str] = []
         self._tables: dict[str, Table] = {}
         self._arrays: dict[str, list[NDArray[Any]]] = {}
@@ -287,18 +280,16 @@ def loading(
     cache = CacheSettings(
         directory("cache_dir"), int(params["cache_limit"] * GIB), directory("stage_dir")
     )
-    sharing = NodeSharing(comm) if params["loader"] in FRAME_READERS else agree_on_sharing(comm)
+    sharing = agree_on_sharing(comm) if params["loader"] in TOGETHER else NodeSharing(comm)
     warnings = () if sharing.warning is None else (sharing.warning,)
     return Loading(params["loader"], sharing.comm, num_threads, cache, notify, warnings=warnings)
 
 
 def _states(path: Path) -> list[tuple[int, int, int]]:
-    """Returns the state of a file, or of each file of a directory."""
     return [file_state(each.stat()) for each in files_at(path)]
 
 
 def _sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file, or of a directory."""
     if path.is_dir():
         return sha256_of_all({each.name: file_sha256(each) for each in files_at(path)})
     return file_sha256(path)

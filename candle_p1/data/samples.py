@@ -1,17 +1,16 @@
-"""Samples in the form a model takes: batches are selected by index, without copying the whole."""
+"""Samples in the form a model takes: batches are selected by index, without copying the whole.
+
+Random choices, too: those of CANDLE's code reproduced, and independent random streams.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 
 class Rows(Protocol):
@@ -168,3 +167,17 @@ def join_batches(batches: Sequence[Any]) -> Any:
     import keras
 
     return keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *batches)
+
+
+def pandas_sample(num_rows: int, fraction: float, seed: int) -> NDArray[np.int64]:
+    """Returns the rows that ``DataFrame.sample(frac=fraction, random_state=seed)`` takes, in order.
+
+    CANDLE uses it to shuffle (fraction 1) and to sample. int64, shape (rows taken,).
+    """
+    random = np.random.RandomState(seed)  # the generator that pandas uses for an integer seed
+    return random.choice(num_rows, size=round(fraction * num_rows), replace=False).astype(np.int64)
+
+
+def random_stream(seed: int, *key: int) -> np.random.Generator:
+    """Returns a random generator for one purpose; different keys give independent streams."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))

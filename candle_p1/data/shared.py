@@ -11,14 +11,16 @@ from __future__ import annotations
 import ctypes
 import os
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from candle_p1.data.huge_pages import HUGE_BYTES, HugeFile, HugeMemory
-from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.distributed.comm import Communicator, SerialCommunicator
 from candle_p1.distributed.shared_file import (
     MEMORY,
     NoRoomError,
@@ -29,13 +31,6 @@ from candle_p1.distributed.shared_file import (
 )
 from candle_p1.errors import DataError
 from candle_p1.scaling import share_bounds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from numpy.typing import DTypeLike, NDArray
-
-    from candle_p1.distributed.comm import Communicator
 
 T = TypeVar("T")
 
@@ -77,7 +72,15 @@ class NodeArray:
             self.array: NDArray[Any] = np.empty(shape, dtype)
             return
         try:
-            memory = self._own(num_bytes) if node.size == 1 else self._shared(num_bytes)
+            if node.size == 1:
+                self._private = HugeMemory(num_bytes)
+                memory: Any = self._private.memory
+            else:
+                file_bytes = -(-num_bytes // HUGE_BYTES) * HUGE_BYTES
+                self._file = open_nameless(directory, file_bytes, node)
+                self._huge = HugeFile(self._file, file_bytes, in_memory=directory == MEMORY)
+                memory = self._huge.memory
+                memory.node = node  # for sharers()
         except NoRoomError:
             raise
         except OSError as error:
@@ -88,18 +91,6 @@ class NodeArray:
             ) from error
         self.array = np.frombuffer(memory, dtype, num_bytes // np.dtype(dtype).itemsize)
         self.array = self.array.reshape(shape)
-
-    def _own(self, num_bytes: int) -> Any:
-        self._private = HugeMemory(num_bytes)
-        return self._private.memory
-
-    def _shared(self, num_bytes: int) -> Any:
-        file_bytes = -(-num_bytes // HUGE_BYTES) * HUGE_BYTES
-        self._file = open_nameless(self._directory, file_bytes, self._node)
-        self._huge = HugeFile(self._file, file_bytes, in_memory=self._directory == MEMORY)
-        memory: Any = self._huge.memory
-        memory.node = self._node  # for sharers()
-        return memory
 
     def reserve(self, first: int, last: int) -> None:
         """Allocates the memory for some elements, by index, so that writing them cannot fail.
@@ -192,7 +183,7 @@ def allocate(
         array = NodeArray(shape, dtype, node, directory)
         bounds = share_bounds(array.array.size, node.rank, node.size)
         try:
-            agree_on_room(lambda: array.reserve(*bounds), node)
+            agree_on_room(node, lambda: array.reserve(*bounds))
         except NoRoomError:
             array.keep(0)  # some ranks may have allocated their parts
             raise

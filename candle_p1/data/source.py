@@ -1,31 +1,28 @@
-"""The file of a table: its bytes, its lines, and its first line, which gives the columns."""
+"""The file of a table: its bytes, its lines, and its first line, which gives the columns.
+
+What is not the table that is expected is refused with its remedy.
+"""
 
 from __future__ import annotations
 
 import csv
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import xxhash
 
-from candle_p1.data.formats import expected, wrong_first_line, wrong_format
-from candle_p1.data.table import repeated
-from candle_p1.distributed.comm import Attempt, Communicator
+from candle_p1.data.table import CsvLayout, repeated
+from candle_p1.distributed.comm import Communicator, agree
 from candle_p1.errors import DataError
 from candle_p1.text import count
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from candle_p1.data.table import CsvLayout
-
-HEAD_BYTES, BLOCK_BYTES = 1 << 16, 1 << 20
+BLOCK_BYTES = 1 << 20
 SCAN_BYTES = 1 << 18
 """How much is searched at a time: small enough to stay in the processor's cache."""
 SAMPLE_BYTES, NUM_SAMPLES = 1 << 16, 16
@@ -67,14 +64,12 @@ class Source:
         file: Its descriptor.
         num_bytes: Its size when it was opened.
         state: Its `file_state` then.
-        prefix: Its first bytes, as far as they have been read already.
     """
 
     path: Path
     file: int
     num_bytes: int
     state: tuple[int, int, int]
-    prefix: bytes = b""
 
     def digest(self, *, whole: bool) -> str:
         """Returns the digest of all its bytes or of samples; raises DataError if unreadable."""
@@ -89,7 +84,7 @@ class Source:
         return digest.hexdigest()
 
     def read_head(self, layout: CsvLayout) -> Head:
-        """Reads the first line, keeps the bytes read so far as prefix, and returns what it says.
+        """Returns what the first line says that is not blank.
 
         Raises:
             DataError: The file is empty, its header does not match the layout, or it cannot be
@@ -97,17 +92,12 @@ class Source:
         """
         path = self.path
         try:
-            problem = wrong_format(os.pread(self.file, HEAD_BYTES, 0), layout)
+            problem = wrong_format(os.pread(self.file, LONGEST_SIGNATURE, 0), layout)
             if problem:
                 raise DataError(problem, path)
-            start, line = self._first_line(layout.separator)
+            start, number, line = self._first_line(layout.separator)
         except OSError as error:
             raise unreadable(path, error) from error
-        if not self.prefix:
-            raise DataError("the file is empty", path)
-        if line is None:
-            raise DataError("the file has no rows", path)
-        number = 1 + self.prefix.count(b"\n", 0, start)
         problem = wrong_first_line(line.decode(errors="replace"), layout)
         if problem:
             raise DataError(problem, path, number)
@@ -123,49 +113,27 @@ class Source:
             raise DataError(f"the line cannot be read: {error}", path, number) from error
         if not layout.header:
             return Head([], layout.num_columns or len(fields), start, number - 1)
-        for name in layout.text_columns:
-            if name not in fields:
-                problem = f"the header has no column {name!r}; {expected(layout)}"
-                raise DataError(problem, path, number)
-        for column, name in enumerate(fields, start=1):
-            unnamed = not name.strip() or name.startswith("Unnamed: ")
-            if unnamed and not layout.may_have_index:
-                problem = (
-                    f"the column's name is {name!r}, as that of an index which pandas writes along:"
-                    " remove the column, or write the file by to_csv(index=False)"
-                )
-                raise DataError(problem, path, number, column)
-        for name in repeated(fields)[:1]:
-            raise DataError(
-                f"the header has several columns {name!r}: remove or rename all but one",
-                path,
-                number,
-            )
+        column, problem = wrong_header(fields, layout)
+        if problem:
+            raise DataError(problem, path, number, column)
         if len(fields) != (layout.num_columns or len(fields)):
             raise wrong_width(len(fields), layout.num_columns, path, number)
         return Head(fields, len(fields), start + len(line) + 1, number - 1)
 
-    def _first_line(self, separator: str) -> tuple[int, bytes | None]:
-        """Returns where the first line that is not blank begins, and its bytes; keeps the prefix.
-
-        A line is blank if it has only spaces and tabs; None if all lines are.
-        """
-        text, start, searched = bytearray(), 0, 0
-        while True:
-            block = os.pread(self.file, max(HEAD_BYTES, len(text)), len(text))
-            text += block
-            if searched == 0 and text.startswith(BYTE_ORDER_MARK):
-                start = len(BYTE_ORDER_MARK)
-            while (end := text.find(b"\n", max(start, searched))) >= 0 or not block:
-                line = bytes(memoryview(text)[start : end if end >= 0 else None])
-                if not is_blank(line, separator):
-                    self.prefix = bytes(text)
-                    return start, line
-                if end < 0:
-                    self.prefix = bytes(text)
-                    return start, None
-                start = end + 1
-            searched = len(text)
+    def _first_line(self, separator: str) -> tuple[int, int, bytes]:
+        """Returns where the first line that is not blank begins, its number, and its bytes."""
+        if not self.num_bytes:
+            raise DataError("the file is empty", self.path)
+        start = 0
+        with open(self.file, "rb", closefd=False) as content:
+            content.seek(0)
+            for number, line in enumerate(content, start=1):
+                mark = BYTE_ORDER_MARK if start == 0 and line.startswith(BYTE_ORDER_MARK) else b""
+                text = line[len(mark) :]
+                if not is_blank(text, separator):
+                    return start + len(mark), number, text.removesuffix(b"\n")
+                start += len(line)
+        raise DataError("the file has no rows", self.path)
 
     def read(self, into: memoryview, start: int) -> None:
         """Fills memory with the bytes from a position on; threads may call it concurrently.
@@ -174,14 +142,8 @@ class Source:
             DataError: The file has become shorter.
             OSError: It cannot be read.
         """
-        known = self.prefix[start : start + len(into)]
-        into[: len(known)] = known
-        done = len(known)
-        while done < len(into):
-            num = os.preadv(self.file, [into[done:]], start + done)
-            if num == 0:
-                raise self._changed()
-            done += num
+        if not fill(self.file, into, start):
+            raise self._changed()
 
     def is_plain(self, head: Head, layout: CsvLayout, also: bytes = b"") -> bool:
         """Returns whether all libraries read the rows in the same way.
@@ -246,6 +208,21 @@ def is_blank(line: bytes | memoryview, separator: str) -> bool:
     return not content.strip(blanks)
 
 
+def fill(file: int, into: memoryview, start: int) -> bool:
+    """Fills memory with a file's bytes from a position on; returns whether it has so many.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    done = 0
+    while done < len(into):
+        num = os.preadv(file, [into[done:]], start + done)
+        if num == 0:
+            return False
+        done += num
+    return True
+
+
 def unreadable(path: Path, error: OSError) -> DataError:
     """Returns the error for a file that cannot be read."""
     return DataError(f"the file cannot be read: {error.strerror}", path)
@@ -292,7 +269,7 @@ def open_together(path: Path, comm: Communicator) -> Iterator[Source]:
         status = os.fstat(file)
         return Source(path, file, status.st_size, file_state(status))
 
-    source = Attempt(open_file).agree(comm)
+    source = agree(comm, open_file)
     try:
         if comm.size > 1:
             _check_same(source, comm)
@@ -304,7 +281,7 @@ def open_together(path: Path, comm: Communicator) -> Iterator[Source]:
 def _check_same(source: Source, comm: Communicator) -> None:
     """Raises DataError unless all ranks have opened one file, or equal copies of it; collective."""
     for whole in (False, True):
-        digest = Attempt(partial(source.digest, whole=whole)).agree(comm)
+        digest = agree(comm, source.digest, whole=whole)
         different = comm.find_different((source.num_bytes, digest))
         if different:
             raise DataError(
@@ -318,3 +295,78 @@ def _check_same(source: Source, comm: Communicator) -> None:
 
 OpenSource = Callable[[Path, Communicator], AbstractContextManager[Source]]
 """What opens a file on every rank, as `open_together` does; collective."""
+
+
+CONVERT = "convert it with pandas's to_csv"
+ENCODE = "convert it with iconv -f UTF-16 -t UTF-8"
+FORMATS = {
+    b"\x1f\x8b": ("compressed by gzip", "decompress it with gzip -d"),
+    b"\x28\xb5\x2f\xfd": ("compressed by zstd", "decompress it with zstd -d"),
+    b"\xfd7zXZ\0": ("compressed by xz", "decompress it with xz -d"),
+    b"BZh": ("compressed by bzip2", "decompress it with bzip2 -d"),
+    b"PK\x03\x04": ("an Excel workbook (xlsx) or another ZIP archive", f"unzip it, or {CONVERT}"),
+    b"PAR1": ("a Parquet file", CONVERT),
+    b"\x89HDF\r\n\x1a\n": ("an HDF5 file", CONVERT),
+    b"\xff\xfe": ("text in UTF-16", ENCODE),
+    b"\xfe\xff": ("text in UTF-16", ENCODE),
+}
+"""What files are that begin with these bytes, and what to do about it."""
+LONGEST_SIGNATURE = max(map(len, FORMATS))
+SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "vertical bars", " ": "spaces"}
+
+
+def wrong_format(start: bytes, layout: CsvLayout) -> str | None:
+    """Returns what a file is that begins with these bytes; None if it may be a table."""
+    found = [each for signature, each in FORMATS.items() if start.startswith(signature)]
+    if b"\0" in start[:2]:
+        found.append(("text in UTF-16 or not text", ENCODE))
+    return f"the file is {found[0][0]}: {found[0][1]}; {expected(layout)}" if found else None
+
+
+def wrong_first_line(line: str, layout: CsvLayout) -> str | None:
+    """Returns what is wrong with a first line as a whole: its separator, or that it is a header."""
+    own, wanted, line = layout.separator, {*layout.text_columns}, line.replace('"', "").strip()
+    if layout.header:
+        found = [s for s in (own, *SEPARATORS) if wanted <= {*line.split(s)}]
+    else:  # a number has no semicolon
+        found = [s for s in (";", "|", own, *SEPARATORS) if s in line]
+    if found and found[0] != own:
+        return (
+            f"the fields are separated by {SEPARATORS[found[0]]}: write the file by"
+            f" to_csv(sep={own!r}); {expected(layout)}"
+        )
+    fields = line.removeprefix(own).split(own)
+    if not layout.header and len(fields) > 2 and fields == [str(i) for i in range(len(fields))]:
+        return (
+            "the line counts (0, 1, 2, …), as a header written by pandas does: write the file by"
+            f" to_csv(header=False, index=False); {expected(layout)}"
+        )
+    return None
+
+
+def wrong_header(fields: list[str], layout: CsvLayout) -> tuple[int | None, str | None]:
+    """Returns what is wrong with a header, and in which column (from 1), if it is in one."""
+    for name in layout.text_columns:
+        if name not in fields:
+            return None, f"the header has no column {name!r}; {expected(layout)}"
+    for column, name in enumerate(fields, start=1):
+        unnamed = not name.strip() or name.startswith("Unnamed: ")
+        if unnamed and not layout.may_have_index:
+            return column, (
+                f"the column's name is {name!r}, as that of an index which pandas writes along:"
+                " remove the column, or write the file by to_csv(index=False)"
+            )
+    for name in repeated(fields)[:1]:
+        return None, f"the header has several columns {name!r}: remove or rename all but one"
+    return None, None
+
+
+def expected(layout: CsvLayout) -> str:
+    """Returns what a file with a layout is, for messages."""
+    header = "with a header" if layout.header else "without a header"
+    if layout.text_columns:
+        header += f" that has {' and '.join(layout.text_columns)}"
+    elif layout.label_column == 0:
+        header += ", the label first in each line"
+    separator = SEPARATORS.get(layout.separator, repr(layout.separator))
+    return f"expected: text in UTF-8 with fields separated by {separator}, {header}"

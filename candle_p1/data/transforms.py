@@ -11,23 +11,20 @@ scikit-learn's scalers.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from candle_p1.data.shared import allocate, sharers, writable
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import ParameterError
-from candle_p1.instrument.phases import part
+from candle_p1.instrument.phases import region
 from candle_p1.scaling import share_bounds
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+Matrix = NDArray[np.float32]
 
-    from numpy.typing import NDArray
-
-    Matrix = NDArray[np.float32]
 
 ROWS_AT_A_TIME = 64  # bounds the temporaries of reductions to a few rows
 
@@ -51,7 +48,7 @@ def scale_features(
         return
     if scaling not in SCALINGS:
         raise ParameterError(f"unknown scaling {scaling!r}: choose one of {', '.join(SCALINGS)}")
-    with part("scale"), _shared(*matrices) as share:
+    with region("scale"), _shared(*matrices) as share:
         columns = share(matrices[0].shape[1])
         mine = [writable(matrix)[:, columns] for matrix in matrices]
         fit_to_mine = mine if fit_to is None else [matrix[:, columns] for matrix in fit_to]

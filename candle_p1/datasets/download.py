@@ -191,7 +191,6 @@ def without_password(url: str) -> str:
 
 
 def _check(response: requests.Response, url: str) -> None:
-    """Refuses an answer that is no file or part of one, or does not say where the file ends."""
     status, headers = response.status_code, response.headers
     answer = f"the server answers {status} {response.reason or ''}".rstrip()
     if status in (408, 429) or status >= 500:

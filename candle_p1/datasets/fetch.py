@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from candle_p1.data.manifest import MANIFEST_NAME, synthetic_facts
+from candle_p1.data.directory import MANIFEST_NAME, synthetic_facts
 from candle_p1.data.reader import file_sha256
 from candle_p1.datasets.registry import (
     LOCK_NAME,
@@ -171,7 +171,6 @@ def _download(
 
 
 def _checked_url(url: str) -> str:
-    """Returns a directory's URL with a slash at its end."""
     with suppress(ValueError):
         parts = urlsplit(url)
         is_local = parts.scheme == "file" and parts.netloc in ("", "localhost")

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import filelock
 from pydantic import BaseModel, Field, NonNegativeInt
 
-from candle_p1.data.manifest import synthetic_facts
+from candle_p1.data.directory import synthetic_facts
 from candle_p1.errors import DataError
 from candle_p1.files import files_at, read_json, read_regular_bytes, write_atomically
 

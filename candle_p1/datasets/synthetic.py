@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from candle_p1.data.directory import DATA_DIRECTORY_VARIABLE, data_directory
-from candle_p1.data.manifest import Manifest
+from candle_p1.data.directory import DATA_DIRECTORY_VARIABLE, Manifest, data_directory
 from candle_p1.datasets.registry import Progress, locked, partial_path, storing
 from candle_p1.errors import DataError, ParameterError
 

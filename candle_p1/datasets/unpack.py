@@ -104,7 +104,6 @@ def unpack(
 def _place(
     opened: Any, files: dict[Path, Any], archive: Path, staging: Path, write: bool
 ) -> list[Path] | None:
-    """Unpacks files, by relative path (size, info), unless all of them are there."""
     targets = {archive.parent / path: size for path, (size, _) in files.items()}
     there = (path.is_file() and path.stat().st_size == size for path, size in targets.items())
     if archive.exists() and all(there):  # one just downloaded does not have its name yet

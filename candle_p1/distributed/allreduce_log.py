@@ -1,33 +1,32 @@
 """When gradients are ready to be averaged over the ranks, and when their averages are available.
 
-Reading the clock takes a few microseconds per step and waits for nothing. It gives
-
-- the time of each allreduce, from the gradient being ready to the average being available; this
-  includes waiting for its turn and for other ranks;
-- the *exposed* communication of each step: from the last gradient being ready, which is the end of
-  back-propagation, to the last average being available. Back-propagation hides the rest.
+The time of an allreduce in between includes waiting for its turn and for other ranks. What of it is
+*exposed* is the time from the last gradient's being ready, which is the end of back-propagation, to
+the last average's being available. Reading the clock takes a few microseconds per step.
 """
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from candle_p1.distributed.comm import Communicator
+from candle_p1.distributed.reducers import reducer
 from candle_p1.instrument import phases
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from candle_p1.distributed.comm import Communicator
-    from candle_p1.instrument.collectives import CommunicationLog
-    from candle_p1.records.types import ClockWaitsFor
+from candle_p1.instrument.clock import length, union
+from candle_p1.instrument.collectives import CommunicationLog
+from candle_p1.ops import read_clock
+from candle_p1.records.types import ClockWaitsFor
 
 CAPACITY = 256
 """The number of steps that are kept before they are read."""
+FIRST, READY, DONE = range(3)
+"""The moments of a step that XLA compiles."""
 NOT_LOGGED = "gradient allreduces are not logged with --communication_log False"
 NOT_TIMED = (
     "the engine {} does not time gradient allreduces here: on GPUs that would delay them, and older"
@@ -40,20 +39,19 @@ class AllreduceLog(ABC):
 
     Args:
         log: Where the allreduces are added up.
+        library: What performs them.
 
     Attributes:
-        waits_for: What the clock waits for: "tensor", or "element" on a GPU; None before the step
-            has been made.
+        waits_for: What the clock waits for: "tensor", or "element" on a GPU and with JAX; None
+            before the step has been made.
     """
 
-    library: str
-    """What performs them."""
+    waits_for: ClockWaitsFor | None = None
 
-    def __init__(self, log: CommunicationLog) -> None:
-        self._log = log
+    def __init__(self, log: CommunicationLog, library: str) -> None:
+        self._log, self._library = log, library
         self._num_unread = 0
         self._exposed_s = self._allreduce_s = 0.0
-        self.waits_for: ClockWaitsFor | None = None
 
     def count_step(self) -> None:
         """Counts a step that begins, and reads the table before it overflows."""
@@ -72,78 +70,167 @@ class AllreduceLog(ABC):
         return taken
 
     @abstractmethod
-    def example(self, num_gradients: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
-        """Returns two functions: a step that does nothing but log, and one that does nothing.
+    def note_ready(
+        self, gradients: Mapping[str, Any], variables: Sequence[Any], sizes: Mapping[str, int]
+    ) -> list[Any]:
+        """Notes when gradients are ready to be averaged; part of a training step.
 
-        Their difference in time is what logging adds to a step with this number of gradients.
+        Args:
+            gradients: Dense tensors by name, in the order of the layers.
+            variables: Their Keras variables.
+            sizes: How many bytes of each a rank sends, by name.
+
+        Returns:
+            Tensors that must be there before a rank waits for others, or the times would be wrong.
         """
 
     @abstractmethod
-    def _take_rows(self) -> tuple[dict[str, int], NDArray[np.float64]]:
+    def note_done(self, averages: Sequence[Any], apart_s: Any = None) -> None:
+        """Notes when the averages of these gradients are available; part of the same step.
+
+        Args:
+            averages: Tensors, in the same order.
+            apart_s: How long before, in s; None: as soon as the tensors are.
+        """
+
+    @abstractmethod
+    def _take_rows(self) -> tuple[Mapping[str, int], NDArray[np.float64]]:
         """Returns what the steps since the last call have exchanged.
 
         Returns:
             The bytes that this rank has sent in every step, by the name of what was exchanged; and
-            when each was ready and when its average was available, in s, with the shape (steps, 2,
-            names). There may be no names before the first step.
+            its moments, in s, shape (steps, 2 or 3, names): when it was first ready, when all of it
+            was, if that is another moment, and when its average was available.
         """
 
     def _read(self) -> None:
         sizes, rows = self._take_rows()
         self._num_unread = 0
-        if not sizes:
+        if not len(rows):
             return
-        seconds = (rows[:, 1] - rows[:, 0]).sum(axis=0)
+        seconds = (rows[:, -1] - rows[:, 0]).sum(axis=0)
         for (name, num_bytes), total_s in zip(sizes.items(), seconds, strict=True):
-            self._log.add(self.library, f"allreduce {name}", num_bytes, float(total_s), len(rows))
-        exposed_s = float(self._exposed(rows).sum())
+            self._log.add(self._library, f"allreduce {name}", num_bytes, float(total_s), len(rows))
+        ready, done = rows[:, -2].max(axis=1), rows[:, -1].max(axis=1)
+        exposed_s = float(np.maximum(done - ready, 0).sum())
         phases.add_communication(exposed_s)
         self._exposed_s += exposed_s
-        self._allreduce_s += float(union_s(rows).sum())
+        intervals = rows[:, [0, -1]].transpose(0, 2, 1).reshape(-1, 2)
+        self._allreduce_s += length(union(intervals))
 
-    def _exposed(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Returns the exposed time of each step, in s."""
-        last_ready, last_done = rows[:, 0].max(axis=1), rows[:, 1].max(axis=1)
-        return np.asarray(np.maximum(last_done - last_ready, 0.0))
+
+class GraphLog(AllreduceLog):
+    """The allreduces of a graph of TensorFlow, which reads the clock itself.
+
+    The graph writes one row per step into a table. On a GPU, the clock is read when one element of
+    the tensor has arrived on the host: when the GPU has computed the tensor, and the time of that
+    copy later.
+    """
+
+    _table: Any = None
+    _num_read = 0
+
+    def note_ready(
+        self, gradients: Mapping[str, Any], variables: Sequence[Any], sizes: Mapping[str, int]
+    ) -> list[Any]:
+        self._sizes = sizes
+        self._on_gpu = list(map(reducer.is_on_gpu, variables))
+        self.waits_for = "element" if any(self._on_gpu) else "tensor"
+        self._ready = self._clocks(gradients.values())
+        return self._ready
+
+    def note_done(self, averages: Sequence[Any], apart_s: Any = None) -> None:
+        """Reads the clock when each average is available, and writes the row of the step."""
+        import tensorflow as tf
+
+        if apart_s is None:
+            done = self._clocks(averages)
+        else:  # all at once
+            done = [read_clock(apart_s, on_gpu=False) - apart_s] * len(averages)
+        with tf.device("CPU:0"):
+            if self._table is None:
+                with tf.init_scope():  # outside the graph
+                    zeros = tf.zeros((CAPACITY, 2, len(done)), tf.float64)
+                    self._table = tf.Variable(zeros, trainable=False)
+                    self._num_steps = tf.Variable(0, dtype=tf.int64, trainable=False)
+            step = self._num_steps.assign_add(1) - 1
+            self._table[step % CAPACITY].assign(tf.stack([tf.stack(self._ready), tf.stack(done)]))
+
+    def _clocks(self, tensors: Iterable[Any]) -> list[Any]:
+        return [
+            read_clock(tensor, on_gpu=on_gpu)
+            for tensor, on_gpu in zip(tensors, self._on_gpu, strict=True)
+        ]
+
+    def _take_rows(self) -> tuple[Mapping[str, int], NDArray[np.float64]]:
+        if self._table is None:
+            return {}, np.empty((0, 2, 0))
+        num_steps = int(self._num_steps.numpy())
+        first = max(self._num_read, num_steps - CAPACITY)
+        rows = self._table.numpy()[np.arange(first, num_steps) % CAPACITY]
+        self._num_read = num_steps
+        return self._sizes, rows
+
+
+class HostLog(AllreduceLog):
+    """The allreduces of a step that XLA compiles, which calls the host to read the clock.
+
+    It does so with one element of each gradient: when the first gradient is ready, which is that of
+    the last layer; when all are, which is the end of back-propagation; and when all averages are
+    available. XLA may exchange several gradients at once, so they are one entry of the log.
+    """
+
+    _num_bytes = 0
+
+    def __init__(self, log: CommunicationLog, library: str) -> None:
+        super().__init__(log, library)
+        self._times: tuple[list[float], ...] = ([], [], [])
+
+    def note_ready(
+        self, gradients: Mapping[str, Any], variables: Sequence[Any], sizes: Mapping[str, int]
+    ) -> list[Any]:
+        """Notes when the first gradient is ready, and when all are; nothing waits for that."""
+        self._num_bytes, self.waits_for = sum(sizes.values()), "element"
+        self._note(FIRST, list(gradients.values())[-1:])
+        self._note(READY, gradients.values())
+        return []
+
+    def note_done(self, averages: Sequence[Any], apart_s: Any = None) -> None:
+        self._note(DONE, averages)
+
+    def _note(self, moment: int, values: Iterable[Any]) -> None:
+        import jax
+
+        times = self._times[moment]
+        jax.debug.callback(
+            lambda *elements: times.append(time.perf_counter()),
+            *(value.reshape(-1)[0] for value in values),
+        )
+
+    def _take_rows(self) -> tuple[Mapping[str, int], NDArray[np.float64]]:
+        """Returns the steps that have been computed, which it waits for."""
+        import jax
+
+        jax.effects_barrier()
+        rows = np.array(self._times).T[:, :, np.newaxis]
+        for times in self._times:
+            times.clear()
+        return {"gradients": self._num_bytes}, rows
 
 
 def allreduce_times(
     log: AllreduceLog | None, comm: Communicator
 ) -> Callable[[], tuple[float | None, float | None]]:
     """Returns `AllreduceLog.take`; without a log, a function that returns 0 or None for both."""
-    if log is not None:
-        return log.take
     nothing = 0.0 if comm.size == 1 else None
-    return lambda: (nothing, nothing)
+    return log.take if log is not None else lambda: (nothing, nothing)
 
 
 def unknown_efficiency(
     log: AllreduceLog | None, comm: Communicator, engine: str, *, is_wanted: bool
 ) -> dict[str, Any]:
-    """Returns the record's section "efficiency" if allreduces were not logged, else nothing.
-
-    Args:
-        log: The log, if there is one.
-        comm: The ranks.
-        engine: The name of the engine.
-        is_wanted: Whether there was to be a log.
-    """
+    """Returns the record's section "efficiency" if there is no log, though it may be wanted."""
     if log is None and comm.size > 1:
         reason = NOT_TIMED.format(engine) if is_wanted else NOT_LOGGED
         return {"efficiency": {"kind": "absent", "reason": reason}}
     return {}
-
-
-def union_s(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the length of the union of the intervals in each row.
-
-    Args:
-        rows: The beginnings and ends, shape (rows, 2, intervals).
-    """
-    order = np.argsort(rows[:, 0], axis=1)
-    begins = np.take_along_axis(rows[:, 0], order, axis=1)
-    ends = np.take_along_axis(rows[:, 1], order, axis=1)
-    covered_to = np.maximum.accumulate(ends, axis=1)
-    before = np.concatenate([begins[:, :1], covered_to[:, :-1]], axis=1)
-    covered = np.maximum(covered_to - np.maximum(begins, before), 0)
-    return np.asarray(covered.sum(axis=1))

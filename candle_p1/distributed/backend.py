@@ -1,11 +1,21 @@
-"""The engines there are, and which backend Keras computes with: decided before it is imported."""
+"""The engines there are, and Keras: its backend, decided before it is imported, and its import.
+
+Keras imports scikit-learn for its wrappers, and Matplotlib's pyplot to show images, which takes as
+long as a third of TensorFlow. These parts of Keras are therefore imported when something of them is
+first used. Python's garbage collector would go through all objects several times while millions of
+them are made, none of which is garbage, so it pauses.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+import threading
+from importlib import import_module
 from importlib.util import find_spec
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 from candle_p1.errors import SetupError
 
@@ -32,8 +42,18 @@ ENGINES = {
     "horovod": EngineKind("tensorflow", ("cpu", "gpu"), "make setup"),
     "jax": EngineKind("jax", ("jax-mpi", "jax-gpu"), "make setup ENGINE=jax"),
 }
-"""The engines by name: candle_p1.distributed.engines has a module for each."""
+"""The engines by name: candle_p1.distributed.engine has a class for each."""
 BACKENDS = tuple(kind.backend for kind in ENGINES.values())
+LATER = frozenset(
+    {
+        "keras.wrappers",
+        "keras._tf_keras.keras.wrappers",
+        "keras.src.visualization",
+        "keras.visualization",
+        "keras._tf_keras.keras.visualization",
+    }
+)
+"""The parts of Keras that are imported when they are first used."""
 
 
 def choose_backend(engine: str = AUTO) -> str:
@@ -53,7 +73,8 @@ def choose_backend(engine: str = AUTO) -> str:
             each other, or KERAS_BACKEND names another backend; or it cannot be imported by this
             Python.
     """
-    told, imported = os.environ.get(VARIABLE) or None, _imported_backend()
+    told, keras = os.environ.get(VARIABLE) or None, sys.modules.get("keras")
+    imported = None if keras is None else str(keras.backend.backend())
     for name, where in ((told, f"{VARIABLE} is"), (imported, "Keras is already imported with")):
         if name is not None and name not in BACKENDS:
             raise SetupError(
@@ -65,7 +86,10 @@ def choose_backend(engine: str = AUTO) -> str:
             f"the engine {engine} computes with {ENGINES[engine].backend}, but {VARIABLE} is"
             f" {told}: unset {VARIABLE}, or choose the other engine"
         )
-    wanted = told or imported or _installed_backend() if engine == AUTO else ENGINES[engine].backend
+    if engine == AUTO:
+        wanted = told or imported or next(filter(find_spec, BACKENDS), "tensorflow")
+    else:
+        wanted = ENGINES[engine].backend
     if imported not in (None, wanted):
         why = f"{VARIABLE} is {wanted}" if engine == AUTO else f"the engine {engine} needs {wanted}"
         raise SetupError(
@@ -86,10 +110,46 @@ def engine_of(backend: str) -> str:
     return next(name for name, kind in ENGINES.items() if kind.backend == backend)
 
 
-def _imported_backend() -> str | None:
-    keras = sys.modules.get("keras")
-    return None if keras is None else str(keras.backend.backend())
+class _LaterModule(ModuleType):
+    """Takes a module's place until somebody asks for a name in it, and then imports it.
+
+    The standard library's LazyLoader would do so for any attribute, and TensorFlow's AutoGraph asks
+    all modules for their ``__file__``.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__path__":  # for which the import of a part asks
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return getattr(self._module(), name)
+
+    def __dir__(self) -> list[str]:
+        return dir(self._module())
+
+    def _module(self) -> ModuleType:
+        with _replacing:
+            if sys.modules.get(self.__name__) is self:
+                del sys.modules[self.__name__]
+        return import_module(self.__name__)
 
 
-def _installed_backend() -> str:
-    return next((name for name in BACKENDS if find_spec(name)), "tensorflow")
+_replacing = threading.Lock()
+
+
+def import_keras() -> None:
+    """Imports Keras and its backend, unless they have been imported before.
+
+    Raises:
+        ImportError: One of them cannot be imported.
+    """
+    if "keras" in sys.modules:
+        return
+    sys.modules.update((name, _LaterModule(name)) for name in LATER)
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        import keras  # noqa: F401
+
+        gc.freeze()  # what there is now is never looked at again
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,7 +1,7 @@
 """The communicator: one interface for a single process and for the ranks of an MPI job.
 
-It transfers small objects and arrays through mpi4py; Horovod transfers the gradients
-(candle_p1.distributed.horovod). The module is long because the interface, its two implementations
+It transfers small objects and arrays through mpi4py; gradients go through a reducer
+(candle_p1.distributed.reducers). The module is long because the interface, its two implementations
 and what ranks agree on through it are best read together.
 """
 
@@ -16,31 +16,34 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from functools import cache, partial
+from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
-from candle_p1.distributed import job_guard, mpi_start
 from candle_p1.distributed.launch_environment import (
     NODE_VARIABLE,
     SINGLE_PROCESS_VARIABLE,
+    LaunchedRank,
     launched_rank,
     launcher_variable,
+    limits_from_environment,
+    terminal,
 )
-from candle_p1.distributed.progress import FOR_ALL, FOR_SOME, waiting
 from candle_p1.errors import CandleError, DistributedError, SetupError
+from candle_p1.failure import _native, agent
+from candle_p1.failure.progress import FOR_ALL, FOR_SOME, waiting
 from candle_p1.instrument.collectives import collective
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import NoReturn
-
-    from numpy.typing import NDArray
-
-    from candle_p1.distributed.launch_environment import LaunchedRank
-
 T = TypeVar("T")
+P = ParamSpec("P")
+BTL_VARIABLE = "OMPI_MCA_btl"
+"""Names what Open MPI may send messages through."""
+WITHOUT_OFI = "^ofi"
+"""All but libfabric, whose search for network cards takes Open MPI 5 a second."""
 
 
 class Communicator(ABC):
@@ -58,6 +61,7 @@ class Communicator(ABC):
         local_rank: This rank within its node, from 0.
         local_size: The number of ranks on this node.
         local: A communicator of the ranks on this node.
+        start_s: How long MPI took to start, in s; 0 if it was not started.
     """
 
     rank: int
@@ -67,6 +71,7 @@ class Communicator(ABC):
     local_rank: int
     local_size: int
     local: Communicator
+    start_s = 0.0
 
     @abstractmethod
     def barrier(self) -> None:
@@ -102,11 +107,10 @@ class Communicator(ABC):
         Where no rank has one, which is the usual case for errors, this costs one number. Otherwise,
         every rank receives all values: small ones of few ranks only. See `first` and `gather_any`.
         """
-        if not self.any(value is not None):
+        values = self.gather_any(value)
+        if values is None:
             return []
-        values = self.gather(value)
-        found = [(rank, each) for rank, each in enumerate(values or []) if each is not None]
-        return self.broadcast(found)
+        return self.broadcast([(i, each) for i, each in enumerate(values) if each is not None])
 
     def gather_any(self, value: T | None) -> list[T | None] | None:
         """Returns every rank's value or None on rank 0, [] on the others; collective.
@@ -130,12 +134,9 @@ class Communicator(ABC):
     def reduce(self, value: T, combine: Callable[[T, T], T]) -> T | None:
         """Returns the combination of all ranks' values on rank 0, else None; collective.
 
-        Values are combined in the order of the ranks, along a tree: each rank receives at most
-        log2(P) of them.
-
-        Args:
-            value: This rank's picklable value.
-            combine: Combines those of neighbouring ranks; it must be associative.
+        Values, which must be picklable, are combined in the order of the ranks, along a tree: each
+        rank receives at most log2(P) of them. What combines those of neighbouring ranks must be
+        associative.
         """
         step = 1
         while step < self.size:
@@ -168,8 +169,7 @@ class Communicator(ABC):
     def send_bytes(self, content: memoryview, rank: int) -> Callable[[], None]:
         """Sends bytes, without a copy, to one rank, which must `receive_bytes`; does not wait.
 
-        Returns:
-            What waits until the bytes may change: the other rank must receive them for that.
+        What it returns waits until the bytes may change: the other rank must receive them for that.
         """
 
     @abstractmethod
@@ -191,9 +191,7 @@ class Communicator(ABC):
     def split_nodes(self, part: int) -> Communicator:
         """Returns the same ranks with other nodes: each node is divided into parts; collective.
 
-        Args:
-            part: The part that this rank is in: a number that the ranks of this part, and no other
-                ranks of the node, have.
+        The part that this rank is in is a number that no ranks of the node in other parts have.
         """
 
     def end(self, code: int) -> NoReturn:
@@ -203,7 +201,7 @@ class Communicator(ABC):
         rank 0 has printed what it has to say.
         """
         self.barrier()
-        job_guard.remove_shared_memory()
+        _native.remove_shared_memory()
         sys.exit(code)
 
     @abstractmethod
@@ -219,42 +217,31 @@ class SerialCommunicator(Communicator):
     local_rank, local_size = 0, 1
 
     def __init__(self) -> None:
+        self.local = self
         self._sent: deque[Any] = deque()
 
-    @property
-    def local(self) -> Communicator:  # type: ignore[override]
-        """This communicator."""
-        return self
-
     def barrier(self) -> None:
-        """Does nothing."""
+        pass
 
     def broadcast(self, value: T, root: int = 0) -> T:
-        """Returns the value."""
         return value
 
     def allgather(self, value: T) -> list[T]:
-        """Returns [value]."""
         return [value]
 
     def gather(self, value: T) -> list[T] | None:
-        """Returns [value]."""
         return [value]
 
     def allreduce_sum(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Returns a copy."""
         return array.copy()
 
     def allreduce_max(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Returns a copy."""
         return array.copy()
 
     def send(self, value: Any, rank: int) -> None:
-        """Stores the value for `receive`."""
         self._sent.append(value)
 
     def receive(self, rank: int) -> Any:
-        """Returns the value that was sent first."""
         return self._sent.popleft()
 
     def send_bytes(self, content: memoryview, rank: int) -> Callable[[], None]:
@@ -263,18 +250,15 @@ class SerialCommunicator(Communicator):
         return lambda: None
 
     def receive_bytes(self, into: memoryview, rank: int) -> None:
-        """Copies those that were sent first."""
         into[:] = self._sent.popleft()
 
     def share_between_nodes(self, array: NDArray[Any], bounds: Sequence[tuple[int, int]]) -> None:
-        """Does nothing: there is only one node."""
+        pass
 
     def split_nodes(self, part: int) -> Communicator:
-        """Returns this communicator: one rank cannot be divided."""
         return self
 
     def abort(self, code: int) -> NoReturn:
-        """Ends this process."""
         sys.exit(code)
 
 
@@ -317,33 +301,27 @@ class MpiCommunicator(Communicator):
             yield
 
     def barrier(self) -> None:
-        """Returns once all ranks have called it."""
         with self._collective("barrier", lambda: 0):
             self._ranks.Barrier()
 
     def broadcast(self, value: T, root: int = 0) -> T:
-        """Returns the root's value."""
         num_bytes = _num_bytes_of(value if self.rank == root else None)
         with self._collective("broadcast", num_bytes):
             received: T = self._ranks.bcast(value, root)
         return received
 
     def allgather(self, value: T) -> list[T]:
-        """Returns every rank's value."""
         with self._collective("allgather", _num_bytes_of(value)):
             return self._ranks.allgather(value)
 
     def gather(self, value: T) -> list[T] | None:
-        """Returns every rank's value on rank 0."""
         with self._collective("gather", _num_bytes_of(value)):
             return self._ranks.gather(value)
 
     def allreduce_sum(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Returns the sum over ranks."""
         return self._allreduce(array, self._mpi.SUM)
 
     def allreduce_max(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Returns the maximum over ranks."""
         return self._allreduce(array, self._mpi.MAX)
 
     def _allreduce(self, array: NDArray[Any], operation: Any) -> NDArray[Any]:
@@ -358,12 +336,10 @@ class MpiCommunicator(Communicator):
         self._unfinished.append(self._ranks.isend(value, dest=rank))
 
     def receive(self, rank: int) -> Any:
-        """Waits for the value."""
         with waiting(FOR_SOME), collective("mpi", "receive", lambda: 0):
             return self._ranks.recv(source=rank)
 
     def send_bytes(self, content: memoryview, rank: int) -> Callable[[], None]:
-        """Sends without waiting."""
         request = self._ranks.Isend([content, self._mpi.BYTE], dest=rank)
         self._unfinished.append(request)
 
@@ -374,40 +350,32 @@ class MpiCommunicator(Communicator):
         return wait
 
     def receive_bytes(self, into: memoryview, rank: int) -> None:
-        """Waits for them."""
         with waiting(FOR_SOME), collective("mpi", "receive", lambda: 0):
             self._ranks.Recv([into, self._mpi.BYTE], source=rank)
 
     def share_between_nodes(self, array: NDArray[Any], bounds: Sequence[tuple[int, int]]) -> None:
-        """Gathers the ranges in place, among the ranks with local_rank 0."""
         if self.num_nodes == 1 or self.local_rank != 0:
             return
         element = self._mpi.BYTE.Create_contiguous(array.itemsize).Commit()
-        counts = [stop - start for start, stop in bounds]
-        starts = [start for start, _ in bounds]
-        view = array.view(np.uint8)
-        mine = counts[self.node] * array.itemsize
+        starts, counts = zip(*((start, stop - start) for start, stop in bounds), strict=True)
+        view, mine = array.view(np.uint8), counts[self.node] * array.itemsize
         with waiting(FOR_SOME), collective("mpi", "allgather in place", lambda: mine):
             self._leaders.Allgatherv(self._mpi.IN_PLACE, [view, counts, starts, element])
         element.Free()
 
     def split_nodes(self, part: int) -> Communicator:
-        """Returns the same ranks with parts of the nodes as nodes."""
         divided = copy.copy(self)
         divided._unfinished = []
         divided._set_nodes(self._on_node.Split(color=part, key=self.rank))
         return divided
 
     def abort(self, code: int) -> NoReturn:
-        """Ends all ranks with MPI_Abort.
-
-        What cannot be printed any more is lost: an error of a terminal that has gone with its
-        launcher would let this process end as usual, and JAX then wait for the other ranks.
-        """
         for stream in (sys.stdout, sys.stderr):
+            # With an error of a terminal that has gone with its launcher, this process would end
+            # as usual, and JAX then wait for the other ranks.
             with suppress(OSError):
                 stream.flush()
-        job_guard.remove_shared_memory()
+        _native.remove_shared_memory()
         self._ranks.Abort(code)
         raise AssertionError("MPI_Abort returned")
 
@@ -417,33 +385,9 @@ def _num_bytes_of(value: Any) -> Callable[[], int]:
     return lambda: len(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
 
 
-_communicator: Communicator | None = None
-_start_s = 0.0
-
-
-def mpi_start_s() -> float:
-    """Returns how long MPI took to start in this process, in s; 0 if it was not started."""
-    return _start_s
-
-
-def connect() -> Communicator:
-    """Returns the communicator of this job; collective at the first call, later the same object.
-
-    A single process, with or without a launcher, gets a serial one, which needs neither MPI nor
-    Horovod.
-
-    Raises:
-        SetupError: A launcher started this process, and mpi4py or its MPI library is missing.
-    """
-    global _communicator
-    if _communicator is None:
-        _communicator = _connect()
-    return _communicator
-
-
 @contextmanager
 def _hangup_kept() -> Iterator[None]:
-    """Keeps the handler of SIGHUP, which libraries of MPI replace by one that ignores the signal.
+    """Keeps the handler of SIGHUP, which MPI libraries replace by one that ignores the signal.
 
     A SIGHUP during the body takes effect at its end.
     """
@@ -459,18 +403,40 @@ def _hangup_kept() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _connect() -> Communicator:
-    global _start_s
+def prepare_start(rank: LaunchedRank, environ: MutableMapping[str, str]) -> None:
+    """Tells Open MPI before it starts what ranks of one node do without.
+
+    They exchange messages through memory. What the user has chosen, by this variable or by an
+    option of mpirun, holds. Other libraries take no notice.
+    """
+    if rank.size is not None and rank.size == rank.local_size:
+        environ.setdefault(BTL_VARIABLE, WITHOUT_OFI)
+
+
+@cache
+def connect() -> Communicator:
+    """Returns the communicator of this job; collective at the first call, later the same object.
+
+    A single process, with or without a launcher, gets a serial one, which needs neither MPI nor
+    Horovod.
+
+    Raises:
+        SetupError: A launcher started this process, and mpi4py or its MPI library is missing.
+    """
     launcher = launcher_variable()
     if launcher is None:
         return SerialCommunicator()
     begin = time.perf_counter()
-    mpi_start.prepare(launched_rank(), os.environ)
+    prepare_start(launched_rank(), os.environ)
+    # MPI holds Python's lock while it waits for the other ranks, of which one may be missing.
+    agent.guard_launcher(limits_from_environment().stopped_s, terminal())
+    if launched_rank().local_rank == 0:
+        agent.remove_leftovers()
     try:
-        with job_guard.begin(), _hangup_kept():
-            mpi = MpiCommunicator()
-        _start_s = time.perf_counter() - begin
+        with _hangup_kept():
+            mpi: Communicator = MpiCommunicator()
     except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI library that it can load
+        agent.end_guard()
         if launched_rank().size == 1:
             return SerialCommunicator()
         raise SetupError(
@@ -478,10 +444,12 @@ def _connect() -> Communicator:
             f" {error}. Install candle-p1[cpu] or candle-p1[gpu], or start a single process without"
             " the launcher"
         ) from error
-    if mpi.size > 1:
-        return mpi
-    job_guard.end()
-    return SerialCommunicator()
+    start_s = time.perf_counter() - begin
+    if mpi.size == 1:
+        agent.end_guard()
+        mpi = SerialCommunicator()
+    mpi.start_s = start_s
+    return mpi
 
 
 def check_ranks(layout: LaunchedRank, comm: Communicator) -> None:
@@ -490,19 +458,17 @@ def check_ranks(layout: LaunchedRank, comm: Communicator) -> None:
     Raises:
         SetupError: It does not. Usually, each process then believes that it is the only one.
     """
-    wrong = layout.size not in (None, comm.size) or layout.rank != comm.rank
     of = "" if layout.size is None else f" of {layout.size}"
-    found = comm.first(
+    message = (
         f"node {layout.node}: {layout.launcher} started this process as rank {layout.rank}{of}"
         f" ({layout.seen}), but for MPI it is rank {comm.rank} of {comm.size}: the launcher has"
         " ended, or does not belong to the MPI library. Use the launcher of this MPI (not"
         " horovodrun), choose another interface (srun --mpi=pmix; srun --mpi=list shows the"
         " available ones), or rebuild against the machine's MPI: make setup MPI=system. A process"
         f" that is to run alone needs {SINGLE_PROCESS_VARIABLE}=1"
-        if wrong
-        else None
     )
-    if found:
+    is_wrong = layout.size not in (None, comm.size) or layout.rank != comm.rank
+    if found := comm.first(message if is_wrong else None):
         error = SetupError(found[1])
         if comm.size > 1:
             raise error.on_all_ranks()
@@ -510,42 +476,48 @@ def check_ranks(layout: LaunchedRank, comm: Communicator) -> None:
         raise error
 
 
-class Attempt(Generic[T]):
-    """Work that each rank does on its own, and whose errors all ranks agree on afterwards.
+def _outcome(work: Callable[[], T]) -> tuple[T | None, CandleError | None]:
+    """Returns the result of a rank's own work, or the error with which it failed."""
+    try:
+        return work(), None
+    except CandleError as error:
+        return None, error
 
-    ::
 
-        attempt = Attempt(load)          # no communication: a fast rank does not wait here
-        data = attempt.agree(comm)       # all ranks meet; if any failed, all raise the same error
+def attempt(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Callable[[], T]:
+    """Does a rank's own work, without communication, and returns what `agree` may call later.
+
+    That returns the result, or raises the CandleError with which the work has failed.
     """
+    result, error = _outcome(partial(work, *args, **kwargs))
 
-    def __init__(self, work: Callable[[], T]) -> None:
-        self._result: T
-        self._error: CandleError | None = None
-        try:
-            self._result = work()
-        except CandleError as error:
-            self._error = error
+    def finish() -> T:
+        if error is not None:
+            raise error
+        return cast("T", result)
 
-    def agree(self, comm: Communicator) -> T:
-        """Returns the result; collective.
+    return finish
 
-        Raises:
-            CandleError: The work failed on some rank. If all ranks had the same error, it is that
-                error, else one that names the ranks; the same on every rank, and marked `agreed`.
-        """
-        errors = comm.gather_any(self._error)
-        if errors is None:
-            return self._result
-        # Rank 0 makes one error of them, so that the others receive no more than that.
-        combined = comm.broadcast(_combined(errors) if errors else DistributedError(""))
-        raise combined.on_all_ranks()
+
+def agree(comm: Communicator, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Does work that needs no other rank, and returns its result if no rank fails; collective.
+
+    Raises:
+        CandleError: The work failed on some rank. If all ranks had the same error, it is that
+            error, else one that names the ranks; the same on every rank, and marked `agreed`.
+    """
+    result, error = _outcome(partial(work, *args, **kwargs))
+    errors = comm.gather_any(error)
+    if errors is None:
+        return cast("T", result)
+    # Rank 0 makes one error of them, so that the others receive no more than that.
+    raise comm.broadcast(_combined(errors)).on_all_ranks()
 
 
 def _combined(errors: Sequence[CandleError | None]) -> CandleError:
     """Returns one error for those of some ranks, or the error that all of them have."""
     failed = [(rank, error) for rank, error in enumerate(errors) if error is not None]
-    if len(failed) == len(errors) and len({str(error) for _, error in failed}) == 1:
+    if failed and len(failed) == len(errors) and len({str(error) for _, error in failed}) == 1:
         return failed[0][1]
     return DistributedError(
         "; ".join(f"rank {rank}: {error}" for rank, error in failed[:4])
@@ -553,20 +525,14 @@ def _combined(errors: Sequence[CandleError | None]) -> CandleError:
     )
 
 
-def on_first_rank(work: Callable[[], T], comm: Communicator) -> T:
-    """Does the work on rank 0 only and returns its result on all ranks; collective.
+def on_first_rank(comm: Communicator, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Does work on rank 0 only, and returns its picklable result on all ranks; collective.
 
     Raises:
         CandleError: Rank 0's error, on every rank.
     """
-    result = error = None
-    if comm.rank == 0:
-        try:
-            result = work()
-        except CandleError as caught:
-            error = caught
-    outcome: tuple[Any, CandleError | None] = comm.broadcast((result, error))
-    result, error = outcome
+    outcome = _outcome(partial(work, *args, **kwargs)) if comm.rank == 0 else (None, None)
+    result, error = comm.broadcast(outcome)
     if error is not None:
         raise error.on_all_ranks()
     return cast("T", result)

@@ -6,32 +6,25 @@ This has to be set before the first TensorFlow operation, which fixes thread poo
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TypeVar
 
-from candle_p1.distributed.comm import Attempt
-from candle_p1.distributed.gpus import num_visible
-from candle_p1.distributed.installation import visible_gpus
-from candle_p1.distributed.keras_import import import_keras
+from candle_p1.distributed.backend import import_keras
+from candle_p1.distributed.comm import Communicator, agree
+from candle_p1.distributed.engine import Engine
+from candle_p1.distributed.gpus import device_name, num_visible, visible_gpus
 from candle_p1.distributed.launch_environment import read_number
 from candle_p1.errors import ParameterError, SetupError
-from candle_p1.instrument.phases import part
-from candle_p1.records.environment import available_cores, core_quota, core_topology
+from candle_p1.instrument.phases import region
+from candle_p1.records.environment import Topology, available_cores, core_quota, core_topology
 from candle_p1.scaling import share_bounds
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from candle_p1.distributed.comm import Communicator
-    from candle_p1.distributed.engines.engine import Engine
-    from candle_p1.records.environment import Topology
-
+T = TypeVar("T")
 CPU = "cpu"
 """The name of a device that is no GPU."""
-XLA_THREADS_VARIABLE = "NPROC"
-"""Tells XLA how many threads to use on the CPU."""
 XLA_FLAGS_VARIABLE = "XLA_FLAGS"
 BINDING_VARIABLE = "OMP_PROC_BIND"
 """OpenMP's: whether threads stay on their cores."""
@@ -115,17 +108,15 @@ class NodeCores:
         than a launcher has bound it to. Ranks that are bound to their own cores thus use all of
         them, and no core runs threads of two ranks unless there are more ranks than cores.
         """
-        num_cores = len({core for cores in self.of_ranks for core in cores})
+        num_ranks, num_cores = len(self.of_ranks), len(set(chain(*self.of_ranks)))
         num_cores = max(1, int(min(num_cores, self.quota)))
-        num_ranks = len(self.of_ranks)
-        warning = None
-        if num_ranks > num_cores:
-            warning = (
-                f"{num_ranks} ranks share {num_cores} cores of this node: times will be long and"
-                " not representative of the machine"
-            )
+        warning = (
+            f"{num_ranks} ranks share {num_cores} cores of this node: times will be long and not"
+            " representative of the machine"
+        )
         shares = [self.of_ranks[local_rank]] if self._are_bound else self.divide()
-        return max(1, min(num_cores // num_ranks, *map(len, shares))), warning
+        num_threads = max(1, min(num_cores // num_ranks, *map(len, shares)))
+        return num_threads, warning if num_ranks > num_cores else None
 
     def own(self, local_rank: int, threads: int, environ: Mapping[str, str]) -> list[int]:
         """Returns the cores to which a rank has to bind itself; none, if it is not to.
@@ -171,24 +162,18 @@ def configure(
         deterministic: Whether kernels must have bit-identical results.
 
     Raises:
-        ParameterError: `gpus` contains an index that does not exist.
-        SetupError: Keras's backend cannot be imported, OMP_NUM_THREADS is not a number, or the
-            ranks cannot be joined.
-        CandleError: One of these on some ranks only. All are the same on every rank.
+        CandleError: The same on every rank: `gpus` contains an index that does not exist, Keras's
+            backend cannot be imported, OMP_NUM_THREADS is not a number, or the ranks cannot be
+            joined.
     """
     global _configured
-    if _configured is None:
-        _configured = _configure(comm, engine, gpus, deterministic)
-    return _configured
-
-
-def _configure(
-    comm: Communicator, engine: Engine, gpus: Sequence[int] | None, deterministic: bool
-) -> Device:
+    if _configured is not None:
+        return _configured
     cores = NodeCores.of(comm)
-    threads, warnings = Attempt(lambda: _set_threads(comm, engine, cores)).agree(comm)
+    threads, warnings = agree(comm, _set_threads, comm, cores)
+    agree(comm, _import_keras, engine.backend)
     if engine.backend == "jax":
-        Attempt(lambda: _choose_jax_gpu(comm, gpus, deterministic)).agree(comm)
+        agree(comm, _choose_jax_gpu, comm, gpus, deterministic)
     engine.join()
 
     def find() -> str:
@@ -198,13 +183,16 @@ def _configure(
             return _configure_tensorflow(comm, gpus, threads, deterministic)
         except RuntimeError as error:  # thread pools and devices can no longer be changed
             warnings.append(f"TensorFlow was in use before this run: {error}")
-            return _tensorflow_device_in_use()
+            import tensorflow as tf
 
-    name = Attempt(find).agree(comm)
-    return Device(name, threads, len(available_cores()), warnings)
+            return next(map(device_name, tf.config.get_visible_devices("GPU")), CPU)
+
+    name = agree(comm, find)
+    _configured = Device(name, threads, len(available_cores()), warnings)
+    return _configured
 
 
-def _set_threads(comm: Communicator, engine: Engine, cores: NodeCores) -> tuple[int, list[str]]:
+def _set_threads(comm: Communicator, cores: NodeCores) -> tuple[int, list[str]]:
     """Returns the number of threads, of which the environment tells libraries, and warnings."""
     threads, warning = cores.threads(comm.local_rank)
     most = max(MAX_THREADS, os.cpu_count() or 0)
@@ -215,20 +203,15 @@ def _set_threads(comm: Communicator, engine: Engine, cores: NodeCores) -> tuple[
         os.sched_setaffinity(0, mine)  # of this thread, and of those that it is going to start
     if not os.environ.get("OMP_NUM_THREADS"):
         os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ.setdefault("NPROC", str(threads))  # those of XLA on the CPU
     os.environ.setdefault("KMP_BLOCKTIME", "0")
     os.environ.setdefault("KMP_AFFINITY", "granularity=fine,compact,1,0")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault(XLA_THREADS_VARIABLE, str(threads))
-    _check_backend(engine.backend)
     return threads, [warning] if warning else []
 
 
-def _check_backend(backend: str) -> None:
-    """Imports Keras, without what its own file (~/.keras/keras.json) says of numbers and images.
-
-    Raises:
-        SetupError: It cannot be imported with this backend, or would end training early.
-    """
+def _import_keras(backend: str) -> None:
+    """Imports Keras, without what its own file (~/.keras/keras.json) says of numbers and images."""
     for name in LIMITS_OF_KERAS:
         if name in os.environ:
             raise SetupError(
@@ -236,12 +219,13 @@ def _check_backend(backend: str) -> None:
                 " --epochs or --train_steps"
             )
     try:
-        with part("import"):
+        with region("import"):
             import_keras()
     except ImportError as error:
         raise SetupError(
-            f"Keras cannot be imported with the backend {backend}: {error}. Install candle-p1[cpu]"
-            " or candle-p1[gpu]; for the engine jax, candle-p1[jax-mpi] or candle-p1[jax-gpu]"
+            f"Keras cannot be imported with the backend {backend}: {error}. Install"
+            " candle-p1[tensorflow-cpu] or candle-p1[jax]; for several ranks, candle-p1[cpu] or"
+            " candle-p1[jax-mpi]; for GPUs, candle-p1[gpu] or candle-p1[jax-gpu]"
         ) from error
     import keras
 
@@ -257,71 +241,45 @@ def _configure_tensorflow(
 
     if deterministic:
         tf.config.experimental.enable_op_determinism()
-    found = _select(tf.config.list_physical_devices("GPU"), gpus)
-    if not found:
+    mine = _choose(tf.config.list_physical_devices("GPU"), gpus, comm)
+    if mine is None:
         tf.config.set_visible_devices([], "GPU")
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(1)
         return CPU
-    mine = _of_rank(found, comm)
     tf.config.set_visible_devices(mine, "GPU")
     tf.config.experimental.set_memory_growth(mine, True)
-    return _name_of(mine)
-
-
-def _tensorflow_device_in_use() -> str:
-    import tensorflow as tf
-
-    visible = tf.config.get_visible_devices("GPU")
-    return _name_of(visible[0]) if visible else CPU
-
-
-def _name_of(gpu: Any) -> str:
-    import tensorflow as tf
-
-    return str(tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name))
+    return device_name(mine)
 
 
 def _choose_jax_gpu(comm: Communicator, gpus: Sequence[int] | None, deterministic: bool) -> None:
     """Hides all GPUs but this rank's from JAX, which would reserve the memory of all of them."""
     import jax
 
-    found = _select(list(range(num_visible())), gpus)
-    if not found:
+    mine = _choose(range(num_visible()), gpus, comm)
+    if mine is None:
         return
-    mine = str(_of_rank(found, comm))
-    jax.config.update("jax_cuda_visible_devices", mine)
-    jax.config.update("jax_rocm_visible_devices", mine)
+    jax.config.update("jax_cuda_visible_devices", str(mine))
+    jax.config.update("jax_rocm_visible_devices", str(mine))
     flags = os.environ.get(XLA_FLAGS_VARIABLE, "")
     if deterministic and DETERMINISTIC_FLAG not in flags:
         os.environ[XLA_FLAGS_VARIABLE] = f"{flags} --{DETERMINISTIC_FLAG}=true".strip()
 
 
-def _of_rank(found: Sequence[Any], comm: Communicator) -> Any:
-    """Returns the GPU of this rank.
+def _choose(found: Sequence[T], gpus: Sequence[int] | None, comm: Communicator) -> T | None:
+    """Returns this rank's GPU of those found, among which `gpus` are to be used; None: none there.
 
-    A rank sees one GPU if the launcher gives each rank its own (jsrun -g1), else all of the node.
-
-    Raises:
-        SetupError: There are more ranks than GPUs.
+    Whether that is an error, `candle_p1.distributed.gpus.check_gpus` finds out. A rank sees one GPU
+    if each rank is given its own (jsrun -g1), else all.
     """
+    if found and gpus is not None:
+        if any(index >= len(found) for index in gpus):
+            raise ParameterError(
+                f"gpus {list(gpus)}: this node has {len(found)} GPUs, numbered from 0"
+            )
+        found = [found[index] for index in gpus]
     if 1 < len(found) < comm.local_size:
         raise SetupError(
             f"{comm.local_size} ranks on a node with {len(found)} GPUs: start at most one per GPU"
         )
-    return found[comm.local_rank % len(found)]
-
-
-def _select(found: list[Any], gpus: Sequence[int] | None) -> list[Any]:
-    """Returns those of a node's GPUs that are to be used.
-
-    Where there is none, the ranks find out together (candle_p1.distributed.gpus).
-
-    Raises:
-        ParameterError: There are some, but not all of these.
-    """
-    if gpus is None or not found:
-        return found
-    if any(index >= len(found) for index in gpus):
-        raise ParameterError(f"gpus {list(gpus)}: this node has {len(found)} GPUs, numbered from 0")
-    return [found[index] for index in gpus]
+    return found[comm.local_rank % len(found)] if found else None

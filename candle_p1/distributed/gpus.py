@@ -8,27 +8,25 @@ a hundred times as long; such a job has to end before it loads anything.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from candle_p1.distributed.installation import tensorflow_has_gpu_support
+from candle_p1.distributed.comm import Communicator
 from candle_p1.distributed.launch_environment import read_number
 from candle_p1.errors import SetupError
 from candle_p1.instrument.power.gpus import AMD, NVIDIA
 from candle_p1.records.environment import package_versions
 from candle_p1.text import name_nodes
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from candle_p1.distributed.comm import Communicator
-
+JAX_VARIABLE = "JAX_PLATFORMS"
+"""Tells JAX on what it may compute."""
 GPUS_VARIABLE = "CANDLE_P1_GPUS_PER_NODE"
 """Set by job scripts: how many GPUs the job asked for on each node. With 0, none are needed."""
 SLURM_VARIABLE = "SLURM_GPUS_ON_NODE"
@@ -67,11 +65,7 @@ class Lack(NamedTuple):
 def requested_gpus(
     indices: Sequence[int] | None = None, environ: Mapping[str, str] | None = None
 ) -> GpuRequest | None:
-    """Returns the GPUs that the job asked for; None if it asked for none.
-
-    Args:
-        indices: Those that ``--gpus`` names.
-        environ: The environment; None means this process's own.
+    """Returns the GPUs that the job asked for, also by ``--gpus``; None if it asked for none.
 
     Raises:
         SetupError: CANDLE_P1_GPUS_PER_NODE is not a number.
@@ -89,36 +83,32 @@ def requested_gpus(
 
 
 def why_none(backend: str, environ: Mapping[str, str] | None = None) -> Lack:
-    """Returns why a rank that found no GPU found none, as far as can be known from here.
-
-    Args:
-        backend: Keras's backend: "tensorflow" or "jax".
-        environ: The environment; None means this process's own.
-    """
+    """Returns why a rank that found no GPU found none, as far as can be known from here."""
     environ = os.environ if environ is None else environ
-    unsupported = {"tensorflow": _tensorflow_lacks, "jax": _jax_lacks}.get(backend)
-    lack = unsupported(environ) if unsupported else None
+    lack = _jax_lacks(environ) if backend == "jax" else _tensorflow_lacks()
     if lack is not None:
         return lack
-    for name in dict.fromkeys(name for names in (*NVIDIA, *AMD) for name in names):
+    for name in chain(*NVIDIA, *AMD):
         value = environ.get(name)
         if value is not None and not _is_gpu(value):
             return Lack(f"{name}={value!r} hides all GPUs", f"unset {name}, or name GPUs in it")
-    if not any(path for pattern in DEVICE_FILES for path in Path("/dev").glob(pattern)):
+    if not any(chain.from_iterable(map(Path("/dev").glob, DEVICE_FILES))):
         return Lack(
             "the system shows no GPU of NVIDIA or AMD there (no /dev/nvidia0, no /dev/kfd)",
             "request GPUs from the scheduler and the launcher, give a container access to them"
             " (apptainer --nv or --rocm, docker --gpus all), or exclude these nodes",
         )
     return Lack(
-        f"{BACKENDS.get(backend, backend)} cannot use those that the system shows there",
+        f"{BACKENDS[backend]} cannot use those that the system shows there",
         "start one process with TF_CPP_MIN_LOG_LEVEL=0, which shows what is missing, and check"
         " nvidia-smi or rocm-smi",
     )
 
 
-def _tensorflow_lacks(environ: Mapping[str, str]) -> Lack | None:
-    if tensorflow_has_gpu_support():
+def _tensorflow_lacks() -> Lack | None:
+    import tensorflow as tf
+
+    if tf.test.is_built_with_gpu_support():
         return None
     versions = package_versions()
     name = "tensorflow-cpu" if "tensorflow-cpu" in versions else "tensorflow"
@@ -129,9 +119,9 @@ def _tensorflow_lacks(environ: Mapping[str, str]) -> Lack | None:
 
 
 def _jax_lacks(environ: Mapping[str, str]) -> Lack | None:
-    platforms = environ.get("JAX_PLATFORMS", "")
+    platforms = environ.get(JAX_VARIABLE, "")
     if platforms and not {"cuda", "gpu", "rocm"} & set(platforms.split(",")):
-        return Lack(f"JAX_PLATFORMS={platforms} excludes GPUs", "unset JAX_PLATFORMS")
+        return Lack(f"{JAX_VARIABLE}={platforms} excludes GPUs", f"unset {JAX_VARIABLE}")
     if find_spec("jax_plugins") is not None or entry_points(group="jax_plugins"):
         return None
     return Lack(
@@ -141,34 +131,24 @@ def _jax_lacks(environ: Mapping[str, str]) -> Lack | None:
 
 
 def num_visible(environ: Mapping[str, str] | None = None) -> int:
-    """Returns how many GPUs JAX may use in this process, without JAX looking for them.
-
-    Args:
-        environ: The environment; None means this process's own.
-    """
+    """Returns how many GPUs JAX may use in this process, without JAX looking for them."""
     environ = os.environ if environ is None else environ
     if _jax_lacks(environ) is not None:
         return 0
-    nvidia = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    for names, there in ((NVIDIA, nvidia), (AMD, 0 if nvidia else _num_amd())):
-        for entry in names:
-            told = next((environ[name] for name in entry if name in environ), None)
-            if told is not None:
-                there = min(there, len(list(takewhile(_is_gpu, told.split(",")))))
-        if there:
-            return there
-    return 0
+    variables, there = NVIDIA, len(list(Path("/dev").glob("nvidia[0-9]*")))
+    if not there:
+        nodes = Path("/sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")
+        variables, there = AMD, sum(node.read_text().strip() not in ("", "0") for node in nodes)
+    for names in variables:
+        told = next((environ[name] for name in names if name in environ), None)
+        if told is not None:
+            there = min(there, len(list(takewhile(_is_gpu, told.split(",")))))
+    return there
 
 
 def _is_gpu(named: str) -> bool:
     """Returns whether CUDA and HIP take this for a GPU; they ignore everything from another on."""
     return named.strip()[:1].isalnum() and named != NO_DEVICES
-
-
-def _num_amd() -> int:
-    """Returns the number of GPUs that AMD's driver shows."""
-    nodes = Path("/sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")
-    return sum(node.read_text().strip() not in ("", "0") for node in nodes)
 
 
 def check_gpus(
@@ -195,12 +175,11 @@ def check_gpus(
     if not some_lack or not (some_have or wanted):
         return
     # Rank 0 alone hears from all ranks that lack one, and tells the others.
-    gathered = comm.gather(None if has_gpu else (node, why_none(backend)))
-    requests = comm.gather(request) or []
+    gathered = comm.gather((None if has_gpu else (node, why_none(backend)), request))
     message = ""
     if gathered is not None:
-        asked = next((each for each in requests if each), None)
-        message = _explain([each for each in gathered if each], asked)
+        asked = next((each for _, each in gathered if each), None)
+        message = _explain([each for each, _ in gathered if each], asked)
     raise SetupError(comm.broadcast(message)).on_all_ranks()
 
 
@@ -219,3 +198,35 @@ def _explain(found: Sequence[tuple[str, Lack]], asked: GpuRequest | None) -> str
         f"some ranks compute on GPUs, but others find none on {where}. Fix: {fixes}; to train on"
         " CPUs everywhere, set CUDA_VISIBLE_DEVICES=-1"
     )
+
+
+def visible_gpus(backend: str = "tensorflow") -> list[str]:
+    """Returns the names of the GPUs that Keras's backend, "tensorflow" or "jax", sees.
+
+    Raises:
+        ImportError: It is not installed.
+        SetupError: JAX was told to use GPUs, and there are none.
+    """
+    if backend == "jax":
+        import jax
+
+        try:
+            devices = jax.local_devices()
+        except RuntimeError as error:
+            told = os.environ.get(JAX_VARIABLE)
+            raise SetupError(
+                f"JAX finds no device that it may use ({JAX_VARIABLE}={told}: {error}): unset"
+                f" {JAX_VARIABLE}, or start this where there are GPUs"
+            ) from error
+        return [str(device.device_kind) for device in devices if device.platform != "cpu"]
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import tensorflow as tf
+
+    return list(map(device_name, tf.config.list_physical_devices("GPU")))
+
+
+def device_name(gpu: Any) -> str:
+    """Returns the name of one of TensorFlow's GPUs."""
+    import tensorflow as tf
+
+    return str(tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name))

@@ -10,16 +10,15 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf, nan
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
 
 from candle_p1.errors import SetupError
+from candle_p1.failure.protocol import Limits
 from candle_p1.text import WIDTH_VARIABLE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 NOT_LAUNCHED = "none"
 NODE_VARIABLE = "CANDLE_P1_NODE"
@@ -76,6 +75,29 @@ def read_number(
     return cast("Number", number)
 
 
+LIMIT_VARIABLES = {
+    "stopped_s": "CANDLE_P1_STOPPED_S",
+    "silent_s": "CANDLE_P1_SILENT_S",
+    "hung_s": "CANDLE_P1_HUNG_S",
+    "save_s": "CANDLE_P1_SAVE_S",
+}
+"""The variables that set the limits of the watchdog; 0 means no limit."""
+
+
+def limits_from_environment() -> Limits:
+    """Returns the limits of the watchdog that this process's environment sets.
+
+    Raises:
+        SetupError: A variable is not a number of seconds.
+    """
+    give, default = "a number of seconds; 0 means no limit", Limits()
+    read = {
+        name: read_number(variable, getattr(default, name), give)
+        for name, variable in LIMIT_VARIABLES.items()
+    }
+    return Limits(**{name: seconds or inf for name, seconds in read.items()})
+
+
 def is_single_process(environ: Mapping[str, str]) -> bool:
     """Returns whether this process must not look for a launcher."""
     return environ.get(SINGLE_PROCESS_VARIABLE, "0") not in ("", "0")
@@ -87,10 +109,8 @@ class LaunchedRank:
 
     Attributes:
         launcher: The name of a launcher in `LAUNCHERS`; "none" if no launcher started the process.
-        rank: This rank, from 0.
-        size: The number of ranks.
-        local_rank: This rank within its node, from 0.
-        local_size: The number of ranks on this node.
+        rank, size: This rank, from 0, and the number of ranks.
+        local_rank, local_size: This rank within its node, from 0, and the number of ranks there.
         depth: The number of cores requested for each rank.
         node: The node's name, from the scheduler or the operating system.
         seen: The variables that say so, with their values.
@@ -113,11 +133,7 @@ class Launcher:
     Attributes:
         name: Its name in records, and in candle_p1.cluster.launchers.COMMAND_LINES.
         rank: All of these must be set; the first holds the rank.
-        size: The number of ranks.
-        local_rank: The rank within the node.
-        local_size: The number of ranks on the node.
-        depth: The number of cores for each rank.
-        node: The node's name.
+        size, local_rank, local_size, depth, node: See `LaunchedRank`.
         implies_mpi: Whether a process with any of these variables can be expected to find MPI.
         started: Whether the variables were set for this process and not inherited from its parents.
         count_local: Reads the number of ranks on this node if no variable holds just that.
@@ -144,14 +160,6 @@ def _is_task_of_a_step(environ: Mapping[str, str]) -> bool:
     """
     step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", ""))
     return step.isdigit() and int(step) < FIRST_SPECIAL_STEP
-
-
-def _is_not_task_of_a_step(environ: Mapping[str, str]) -> bool:
-    """Whether srun did not start this process.
-
-    On Cray EX, Slurm's plug-in cray_shasta gives its tasks the variables of PALS, too.
-    """
-    return not _is_task_of_a_step(environ)
 
 
 def _count_local_tasks(environ: Mapping[str, str]) -> int | None:
@@ -186,14 +194,15 @@ LAUNCHERS = (
         local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
         local_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
     ),
-    # mpiexec of HPE's PALS (Polaris, Aurora).
+    # mpiexec of HPE's PALS (Polaris, Aurora). On Cray EX, Slurm's plug-in cray_shasta gives srun's
+    # tasks these variables, too.
     Launcher(
         "mpiexec_pals",
         rank=("PALS_RANKID",),
         size=("PMI_SIZE",),
         local_rank=("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"),
         local_size=("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
-        started=_is_not_task_of_a_step,
+        started=lambda environ: not _is_task_of_a_step(environ),
     ),
     # mpiexec of MPICH and of Intel MPI (Hydra).
     Launcher(
@@ -336,19 +345,19 @@ def _read(launcher: Launcher, environ: Mapping[str, str]) -> LaunchedRank:
     )
 
 
-def module_command(module: str) -> list[str]:
-    """Returns the command that executes a module of this package.
+def module_command(module: str, python: str = sys.executable) -> list[str]:
+    """Returns the command with which an interpreter executes a module of this package.
 
     Unlike ``python -m``, it imports nothing from the working directory, which may hold anything.
     """
     has_option = sys.version_info >= (3, 11)
-    if has_option:
-        return [sys.executable, "-P", "-m", module]
+    if has_option and python == sys.executable:  # another one may be older
+        return [python, "-P", "-m", module]
     program = (
         "import sys; del sys.path[0]; import runpy;"
         " runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
     )
-    return [sys.executable, "-c", program, module]
+    return [python, "-c", program, module]
 
 
 def without_terminal(environ: Mapping[str, str]) -> dict[str, str]:

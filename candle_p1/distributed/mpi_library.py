@@ -10,21 +10,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
+from candle_p1.distributed.comm import Communicator
 from candle_p1.distributed.launch_environment import module_command
 from candle_p1.errors import SetupError
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from candle_p1.distributed.comm import Communicator
 
 NEEDED = "multiple"
 LEVELS = ("single", "funneled", "serialized", NEEDED)
 START_S = 60
 """How long a single process may take to start MPI."""
-
 REQUESTS = ("MPI4PY_RC_THREADS", "MPI4PY_RC_THREAD_LEVEL")
 """Variables by which users ask mpi4py for a lower level."""
 FIXES = {
@@ -57,11 +52,11 @@ class MpiLibrary(NamedTuple):
             f"{self.name} grants the thread level MPI_THREAD_{self.thread_level.upper()}, but"
             " Horovod, which communicates from a thread of its own, needs MPI_THREAD_MULTIPLE"
         )
-        requests = [name for name in REQUESTS if name in os.environ]
-        if requests:
+        if requests := [name for name in REQUESTS if name in os.environ]:
             return what, f"unset {' and '.join(requests)}, which may ask for less"
-        known = (fix for start, fix in FIXES.items() if self.name.startswith(start))
-        return what, next(known, OTHERWISE)
+        return what, next(
+            (f for start, f in FIXES.items() if self.name.startswith(start)), OTHERWISE
+        )
 
 
 def describe_version(text: str) -> str:
@@ -82,10 +77,8 @@ def mpi_in_use() -> MpiLibrary | None:
 
 def describe_mpi() -> dict[str, Any]:
     """Returns what a record's section "environment" says about MPI; empty without MPI."""
-    library = mpi_in_use()
-    if library is None:
-        return {}
-    return {"mpi": {"library": library.name, "thread_level": library.thread_level}}
+    found = mpi_in_use()
+    return {"mpi": {"library": found.name, "thread_level": found.thread_level}} if found else {}
 
 
 def check_thread_level(comm: Communicator) -> None:
@@ -95,12 +88,39 @@ def check_thread_level(comm: Communicator) -> None:
         SetupError: It may not; the same on every rank.
     """
     library = mpi_in_use()
-    problem = library.problem if library and comm.size > 1 else None
-    if not comm.any(problem is not None):
-        return
-    gathered = comm.gather(problem)
-    what, fix = comm.broadcast(next((each for each in gathered or () if each), ("", "")))
-    raise SetupError(f"{what}. Fix: {fix}").on_all_ranks()
+    if found := comm.first(library.problem if library and comm.size > 1 else None):
+        what, fix = found[1]
+        raise SetupError(f"{what}. Fix: {fix}").on_all_ranks()
+
+
+def library_version() -> str:
+    """Returns the name and version of the MPI library that mpi4py loads.
+
+    Raises:
+        ImportError: mpi4py is not installed.
+        RuntimeError: mpi4py does not find an MPI library.
+    """
+    import mpi4py
+
+    mpi4py.rc.initialize = False  # asking for the version must not start MPI
+    from mpi4py import MPI
+
+    return describe_version(MPI.Get_library_version())
+
+
+def horovod_build() -> dict[str, bool]:
+    """Returns whether Horovod was built with mpi, gloo, nccl, cuda and rocm.
+
+    Raises:
+        ImportError: Horovod or TensorFlow is missing, or Horovod was built without TensorFlow.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import horovod.tensorflow as hvd
+
+    return {
+        name: bool(getattr(hvd, f"{name}_built")())
+        for name in ("mpi", "gloo", "nccl", "cuda", "rocm")
+    }
 
 
 def start_alone() -> MpiLibrary:
@@ -117,14 +137,7 @@ def start_alone() -> MpiLibrary:
     return MpiLibrary(name, level)
 
 
-def main() -> None:
-    """Starts MPI, and prints its name and its thread level."""
+if __name__ == "__main__":
     from mpi4py import MPI  # noqa: F401
 
-    library = mpi_in_use()
-    assert library is not None
-    print(*library, sep="\n")
-
-
-if __name__ == "__main__":
-    main()
+    print(*mpi_in_use() or (), sep="\n")

@@ -5,16 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from candle_p1.distributed.comm import on_first_rank
+from candle_p1.distributed.comm import Communicator, on_first_rank
 from candle_p1.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from candle_p1.distributed.comm import Communicator
 
 T = TypeVar("T")
 
@@ -52,8 +48,7 @@ def open_nameless(directory: Path, num_bytes: int, node: Communicator) -> int:
         os.close(file)
         return name
 
-    name = on_first_rank(create, node)
-
+    name = on_first_rank(node, create)
     opened: list[int] = []
 
     def open_file() -> int:
@@ -68,7 +63,7 @@ def open_nameless(directory: Path, num_bytes: int, node: Communicator) -> int:
         return opened[0]
 
     try:
-        return agree_on_room(open_file, node)
+        return agree_on_room(node, open_file)
     except NoRoomError:
         for file in opened:  # a rank that can open it would keep it for ever
             os.close(file)
@@ -92,7 +87,7 @@ def check_room(file: int, num_bytes: int, directory: Path, num_ranks: int) -> No
         raise OSError(errno.ENOSPC, need)
 
 
-def agree_on_room(work: Callable[[], T], ranks: Communicator) -> T:
+def agree_on_room(ranks: Communicator, work: Callable[[], T]) -> T:
     """Returns the result of a rank's work; a NoRoomError of one is raised on all; collective."""
     error = None
     try:

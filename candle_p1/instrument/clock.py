@@ -1,39 +1,47 @@
-"""Relates time.perf_counter to the time of day, and thus to the clocks of other programs."""
+"""Times of one process: related to the time of day, and the union of intervals."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 NUM_READINGS = 10
 
 
-@dataclass(frozen=True)
-class ClockAnchor:
-    """The time of day and time.perf_counter of one process at the same moment.
-
-    Attributes:
-        epoch_us: The time of day, in µs since 1970.
-        perf_counter_s: The value of time.perf_counter.
-        uncertainty_us: How far apart the two readings may be.
-    """
+class ClockAnchor(NamedTuple):
+    """The time of day, in µs since 1970, and a process's time.perf_counter at the same moment."""
 
     epoch_us: int
     perf_counter_s: float
-    uncertainty_us: float
-
-    def to_perf_counter_s(self, epoch_us: int) -> float:
-        """Returns the value of time.perf_counter at a time of day."""
-        return self.perf_counter_s + (epoch_us - self.epoch_us) / 1e6
 
 
 def read_anchor() -> ClockAnchor:
     """Reads both clocks several times, and returns the readings that are closest together."""
-    anchors = []
+    readings = []
     for _ in range(NUM_READINGS):
         before_ns = time.perf_counter_ns()
         epoch_ns = time.time_ns()
-        after_ns = time.perf_counter_ns()
-        middle_s = (before_ns + after_ns) / 2e9
-        anchors.append(ClockAnchor(epoch_ns // 1000, middle_s, (after_ns - before_ns) / 2e3))
-    return min(anchors, key=lambda anchor: anchor.uncertainty_us)
+        readings.append((time.perf_counter_ns() - before_ns, before_ns, epoch_ns))
+    lasted_ns, before_ns, epoch_ns = min(readings)
+    return ClockAnchor(epoch_ns // 1000, (before_ns + lasted_ns / 2) / 1e9)
+
+
+def union(intervals: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the pieces, in order, of which the union of intervals consists.
+
+    Both are begins and ends, float64, with the shapes (intervals, 2) and (pieces, 2). An interval
+    that ends before it begins, by clocks that were read late, is empty.
+    """
+    begins, ends = intervals[np.argsort(intervals[:, 0])].T
+    ends = np.maximum.accumulate(np.maximum(begins, ends))
+    is_new = np.append(True, begins[1:] > ends[:-1])[: len(intervals)]
+    is_last = np.append(is_new[1:], True)[: len(intervals)]
+    return np.stack([begins[is_new], ends[is_last]], axis=1)
+
+
+def length(intervals: NDArray[np.float64]) -> float:
+    """Returns the sum of the lengths of intervals, shape (intervals, 2)."""
+    return float((intervals[:, 1] - intervals[:, 0]).sum())

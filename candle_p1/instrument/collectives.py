@@ -7,32 +7,27 @@ As with phases, at most one log is active in a process; code that communicates r
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from candle_p1.instrument import phases
-from candle_p1.records.spread import Seconds
+from candle_p1.records.rank_stats import Seconds
 from candle_p1.records.types import (
     ClockWaitsFor,
     Collective,
-    CommunicationFacts,
+    Communication,
     MessageSize,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 
 @dataclass
 class CallTotals:
     """Totals over the calls of one operation, or over the messages of one size class.
 
-    Attributes:
-        num_calls: The number of calls.
-        num_bytes: The bytes that this rank contributed.
-        seconds: The time from contributing to having the result; each of several calls that overlap
-            in time counts in full.
+    The bytes are those that this rank contributed; the time is that from contributing to having the
+    result, of which each of several calls that overlap counts in full.
     """
 
     num_calls: int = 0
@@ -62,14 +57,9 @@ class CommunicationLog:
     def add(
         self, library: str, name: str, num_bytes: int, seconds: float, num_calls: int = 1
     ) -> None:
-        """Adds calls of one message size.
+        """Adds calls of one message size, of `num_bytes` each; `seconds` is the time of all.
 
-        Args:
-            library: "mpi", or the name of an engine.
-            name: The operation, and what it acts on.
-            num_bytes: The bytes of one call.
-            seconds: The time of all calls.
-            num_calls: The number of calls.
+        The library is "mpi", or the name of a reducer.
         """
         total = num_calls * num_bytes
         self.by_name.setdefault((library, name), CallTotals()).add(num_calls, total, seconds)
@@ -96,10 +86,7 @@ def active(log: CommunicationLog | None) -> Iterator[None]:
 def collective(library: str, name: str, count_bytes: Callable[[], int]) -> Iterator[None]:
     """Times a blocking operation, for the active log and the current phase.
 
-    Args:
-        library: "mpi", or the name of an engine.
-        name: The operation.
-        count_bytes: Returns the bytes this rank contributes; called only if a log is active.
+    `count_bytes` returns the bytes that this rank contributes; called only if a log is active.
     """
     begin = time.perf_counter()
     try:
@@ -119,56 +106,39 @@ def note_collective(library: str, name: str, num_bytes: int, seconds: float) -> 
 def summarize_communication(
     logs: Sequence[CommunicationLog],
     *,
-    logged: bool,
     clock_waits_for: ClockWaitsFor | None = None,
-) -> CommunicationFacts:
+) -> Communication:
     """Returns the collectives of all ranks as a run record holds them.
 
-    A bandwidth is that of one rank: its bytes divided by its seconds, including the time it
-        waited for others.
-
-    Args:
-        logs: The log of each rank.
-        logged: Whether collectives were to be logged.
-        clock_waits_for: How gradient allreduces were timed; None if none were.
+    A bandwidth is that of one rank: its bytes divided by its seconds, including the time it waited
+    for others. `clock_waits_for` says how gradient allreduces were timed; None if none were.
     """
-    nothing = CallTotals()
-    operations = list(dict.fromkeys(key for log in logs for key in log.by_name))
+    names = list(dict.fromkeys(key for log in logs for key in log.by_name))
     sizes = sorted({key for log in logs for key in log.by_size})
-    return CommunicationFacts(
-        logged=logged,
+    return Communication(
         clock_waits_for=clock_waits_for,
         collectives=[
-            Collective(
-                name=name,
-                **_sums(library, [log.by_name.get((library, name), nothing) for log in logs]),
-            )
-            for library, name in operations
+            Collective(name=key[1], **_sums(key, [log.by_name for log in logs])) for key in names
         ],
         message_sizes=[
-            _message_size(
-                library, size, [log.by_size.get((library, size), nothing) for log in logs]
+            MessageSize(
+                from_bytes=1 << key[1],
+                below_bytes=2 << key[1],
+                bytes_per_s=sums["num_bytes"] / max(sums["time"].values.sum(), 1e-9),
+                **sums,
             )
-            for library, size in sizes
+            for key in sizes
+            for sums in [_sums(key, [log.by_size for log in logs])]
         ],
     )
 
 
-def _message_size(library: str, size: int, of_ranks: Sequence[CallTotals]) -> MessageSize:
-    seconds = sum(each.seconds for each in of_ranks)
-    sums = _sums(library, of_ranks)
-    return MessageSize(
-        from_bytes=1 << size,
-        below_bytes=2 << size,
-        bytes_per_s=sums["num_bytes"] / max(seconds, 1e-9),
-        **sums,
-    )
-
-
-def _sums(library: str, of_ranks: Sequence[CallTotals]) -> dict[str, Any]:
+def _sums(key: tuple[str, Any], of_ranks: Sequence[Mapping[Any, CallTotals]]) -> dict[str, Any]:
+    """Returns the fields of Messages for what all ranks have under a key."""
+    totals = [of_rank.get(key, CallTotals()) for of_rank in of_ranks]
     return {
-        "library": library,
-        "num_calls": sum(each.num_calls for each in of_ranks),
-        "num_bytes": sum(each.num_bytes for each in of_ranks),
-        "time": Seconds.over([each.seconds for each in of_ranks]),
+        "library": key[0],
+        "num_calls": sum(each.num_calls for each in totals),
+        "num_bytes": sum(each.num_bytes for each in totals),
+        "time": Seconds.over([each.seconds for each in totals]),
     }

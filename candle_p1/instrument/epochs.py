@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from candle_p1.instrument.efficiency import efficiencies
-from candle_p1.records.spread import Seconds
-from candle_p1.records.types import EpochFacts, StepTimes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
+from candle_p1.records.rank_stats import Seconds
+from candle_p1.records.types import Efficiency, EpochRecord, StepTimes
 
 
 @dataclass(frozen=True)
@@ -23,7 +19,6 @@ class Epoch:
 
     Attributes:
         begin_s: When it began, in s from the start of the run.
-        seconds: How long it took.
         steps_s: The time of each step, in s, from its beginning to that of the next.
         exposed_s: The part of `seconds` in which this rank waited for gradient allreduces that
             back-propagation did not hide; 0 on one rank; None if it was not measured.
@@ -31,8 +26,8 @@ class Epoch:
             None as for `exposed_s`.
         first_step: The index in `steps_s` of the step in which the framework compiles because it is
             the first one of this process; None: it is not in this epoch.
-        num_earlier: The steps before, which an earlier part of the run trained, and whose times are
-            known in total only.
+        num_earlier: The steps before, which an earlier segment of the run trained, and whose times
+            are known in total only.
     """
 
     begin_s: float
@@ -45,13 +40,13 @@ class Epoch:
 
     @property
     def num_steps(self) -> int:
-        """The number of its steps."""
+        """The number of its steps, with the earlier ones."""
         return self.num_earlier + len(self.steps_s)
 
     def after(self, earlier: Epoch) -> Epoch:
-        """Returns the whole epoch if an earlier part of the run has trained its first steps.
+        """Returns the whole epoch if an earlier segment of the run has trained its first steps.
 
-        The times of single steps remain those of the later part.
+        The times of single steps remain those of the later segment.
         """
         return replace(
             self,
@@ -62,45 +57,22 @@ class Epoch:
         )
 
     def summarize(self, validation_s: float | None = None) -> NDArray[np.float64]:
-        """Returns what the record needs to know of this rank, however many steps it has trained.
-
-        Args:
-            validation_s: The time of the validation that followed.
-
-        Returns:
-            The values of `EpochSummary`, float64, NaN for those that are not known.
-        """
+        """Returns the values of `EpochSummary`, float64, NaN for those that are not known."""
         steps_s, first_s = list(self.steps_s), None
         if self.first_step is not None and steps_s:
             first_s = steps_s.pop(self.first_step)
         median_s, p99_s = np.percentile(steps_s, (50, 99)) if steps_s else (None, None)
-        summary = EpochSummary(
-            self.begin_s,
-            self.seconds,
-            self.exposed_s,
-            self.allreduce_s,
-            validation_s,
-            self.num_steps,
-            first_s,
-            median_s,
-            p99_s,
+        times_s = self.begin_s, self.seconds, self.exposed_s, self.allreduce_s, validation_s
+        return np.array(
+            EpochSummary(*times_s, self.num_steps, first_s, median_s, p99_s), np.float64
         )
-        return np.array(summary, np.float64)
 
 
 class EpochSummary(NamedTuple):
     """An epoch on one rank or, with arrays as values, on each of several ranks; see `Epoch`.
 
-    Attributes:
-        begin_s: As in `Epoch`.
-        seconds: As in `Epoch`.
-        exposed_s: As in `Epoch`.
-        allreduce_s: As in `Epoch`.
-        validation_s: The time of its validation.
-        num_steps: The number of its steps.
-        first_step_s: The time of the step in which the framework compiles.
-        median_step_s: The median of the other steps.
-        p99_step_s: Their 99th percentile.
+    The first step is that in which the framework compiles; median and 99th percentile are over the
+    others.
     """
 
     begin_s: Any
@@ -124,8 +96,8 @@ def summarize_epoch(
     epoch: int,
     of_ranks: Sequence[NDArray[np.float64]] | NDArray[np.float64],
     metrics: Mapping[str, float | None],
-    part: int | None = None,
-) -> EpochFacts:
+    segment: int | None = None,
+) -> EpochRecord:
     """Returns an epoch as a run record holds it.
 
     Args:
@@ -133,10 +105,10 @@ def summarize_epoch(
         of_ranks: What `Epoch.summarize` returned on each rank. A first step, in which the framework
             compiles, is reported separately.
         metrics: The metrics over all ranks, by name.
-        part: The part of a continued run that ended it, from 1; None: the run has only one.
+        segment: The segment of a continued run that ended it, from 1; None: the run has only one.
     """
     ranks = EpochSummary(*np.array(of_ranks).T)
-    facts: dict[str, Any] = {} if part is None else {"part": part}
+    facts: dict[str, Any] = {} if segment is None else {"segment": segment}
     if _is_known(ranks.validation_s):
         facts["validation"] = Seconds.over(ranks.validation_s)
     if _is_known(ranks.exposed_s) and _is_known(ranks.allreduce_s):
@@ -152,7 +124,7 @@ def summarize_epoch(
     if _is_known(ranks.median_step_s):
         steps["median"] = Seconds.over(ranks.median_step_s)
         steps["p99"] = Seconds.over(ranks.p99_step_s)
-    return EpochFacts(
+    return EpochRecord(
         epoch=epoch,
         metrics=dict(metrics),
         train=Seconds.over(ranks.seconds),
@@ -162,6 +134,24 @@ def summarize_epoch(
     )
 
 
+def efficiencies(useful_s: Sequence[float], runtime_s: float) -> Efficiency:
+    """Returns load balance, communication efficiency and parallel efficiency, each in [0, 1].
+
+    They are defined as by POP, "Standard Metrics for Performance Analysis",
+    https://pop-coe.eu/node/69. The last is mean(useful) / runtime, the product of the other two.
+
+    Args:
+        useful_s: The time of each rank outside collectives, in s. An allreduce that
+            back-propagation hides does not count as one.
+        runtime_s: The total time, in s.
+    """
+    mean_s, longest_s = sum(useful_s) / len(useful_s), max(useful_s)
+    return Efficiency(
+        load_balance=mean_s / longest_s if longest_s else 1.0,
+        communication_efficiency=longest_s / runtime_s if runtime_s else 1.0,
+        parallel_efficiency=mean_s / runtime_s if runtime_s else 1.0,
+    )
+
+
 def _is_known(values: NDArray[np.float64]) -> bool:
-    """Returns whether all ranks have measured something."""
     return not np.isnan(values).any()

@@ -14,20 +14,16 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from candle_p1.instrument.clock import read_anchor
+from candle_p1.instrument.epochs import Epoch
+from candle_p1.instrument.phases import PhaseTimer
+from candle_p1.parameters.parameter_set import ParameterSet
 from candle_p1.records.record import finite
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import TracebackType
-
-    from candle_p1.instrument.epochs import Epoch
-    from candle_p1.instrument.phases import PhaseTimer
-    from candle_p1.parameters.parameter_set import ParameterSet
-    from candle_p1.scaling import ScalingPlan
+from candle_p1.scaling import ScalingPlan
 
 FILE_NAME = "mllog.txt"
 TOKEN = ":::MLLOG"
@@ -45,12 +41,8 @@ class RunLog:
     run was killed. A run that goes on from a checkpoint goes on with the log as it was then: it
     starts and stops once, and every epoch is logged once.
 
-    Args:
-        path: The file; None: nothing is written.
-        benchmark: The benchmark's name.
-        phases: This rank's phases.
-        start_s: When the run began, by time.perf_counter.
-        first_epoch: The epochs that earlier parts of the run have completed.
+    Nothing is written without a path. The run began at `start_s`, by time.perf_counter; earlier
+    segments of it have completed `first_epoch` epochs.
     """
 
     def __init__(
@@ -70,12 +62,7 @@ class RunLog:
     def __enter__(self) -> RunLog:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._is_running:
             self._write(STOP, "run_stop", time.perf_counter(), status="aborted")
         if self._file is not None:
@@ -109,18 +96,15 @@ class RunLog:
             self._write(POINT, key, time.perf_counter(), value)
 
     def add_epoch(self, epoch: Epoch, validation_s: float, logs: Mapping[str, float]) -> None:
-        """Logs an epoch and its validation, which has just ended.
+        """Logs an epoch and its validation, which has just ended and took `validation_s`.
 
-        Args:
-            epoch: The epoch's training part.
-            validation_s: How long the validation took.
-            logs: The epoch's metrics over all ranks; those of the validation start with ``val_``.
+        The logs are the epoch's metrics over all ranks; those of the validation start with "val_".
         """
         end_s = time.perf_counter()
         self._epoch_num += 1
         begin_s = self._start_s + epoch.begin_s
         self._write(START, "epoch_start", begin_s, epoch_num=self._epoch_num)
-        # Of an epoch that goes on from a checkpoint, the seconds include those of an earlier part.
+        # Of a continued epoch, the seconds include those of an earlier segment.
         stop_s = min(begin_s + epoch.seconds, end_s - validation_s)
         self._write(STOP, "epoch_stop", stop_s, epoch_num=self._epoch_num)
         values = {name: logs[f"val_{name}"] for name in TARGETS if f"val_{name}" in logs}
@@ -131,9 +115,7 @@ class RunLog:
     ) -> None:
         """Logs the evaluation, which is the phase "evaluate", and the end of the run.
 
-        Args:
-            quality: The metrics of the test set, as in the record; may be empty.
-            is_success: Whether the run did not fail.
+        The quality is that of the record; it may be empty.
         """
         begin_s, end_s = self._interval("evaluate")
         values = {name: quality[name]["value"] for name in TARGETS if name in quality}
@@ -148,7 +130,7 @@ class RunLog:
         return {"text": Path(self._file.name).read_text(encoding="utf-8") if self._file else ""}
 
     def restore_state(self, state: dict[str, str]) -> None:
-        """Writes the text in place of what this part has logged, its initialization."""
+        """Writes the text in place of what this segment has logged, its initialization."""
         if self._file and state["text"]:
             self._file.seek(0)
             self._file.truncate()
@@ -165,21 +147,11 @@ class RunLog:
             self._write(POINT, "eval_accuracy", end_s, shown, metric=name, **facts)
 
     def _interval(self, phase: str) -> tuple[float, float]:
-        """Returns when a finished phase began and ended, by time.perf_counter."""
         return next((begin, end) for name, begin, end in self._phases.intervals() if name == phase)
 
     def _write(
         self, event_type: str, key: str, time_s: float, value: Any = None, **metadata: Any
     ) -> None:
-        """Writes a line.
-
-        Args:
-            event_type: One of POINT, START and STOP.
-            key: MLPerf's name of the event.
-            time_s: When it happened, by time.perf_counter.
-            value: Its value.
-            metadata: Its metadata, besides the source line that logs it.
-        """
         if self._file is None:
             return
         caller = sys._getframe(1)

@@ -1,28 +1,26 @@
 """The phases of a run: how long each takes on a rank, and the resources that it uses.
 
-At most one timer is active in a process. Code that has no reference to it can time parts of the
+At most one timer is active in a process. Code that has no reference to it can time regions of the
 current phase; outside a run this does nothing::
 
-    from candle_p1.instrument.phases import part
+    from candle_p1.instrument.phases import region
 
-    with part("parse"):
+    with region("parse"):
         ...
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from candle_p1.instrument import usage
 from candle_p1.instrument.usage import Usage
-from candle_p1.records.spread import Bytes, Counts, Seconds
-from candle_p1.records.types import PhaseTimes, UsageFacts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+from candle_p1.records.rank_stats import Bytes, Counts, Seconds
+from candle_p1.records.types import PhaseTimes, PhaseUsage
 
 PhasePath = tuple[str, ...]
 """The name of a phase after those of the phases around it: ("broadcast", "wait")."""
@@ -34,10 +32,9 @@ class Phase:
 
     Attributes:
         begin_s: When it was first entered, by the timer's clock.
-        seconds: Its duration, including its parts.
+        seconds: Its duration, including its regions.
         communication_s: The time within it that the rank spent waiting in collectives.
-        usage: The resources that it used; None for a part.
-        peak_rss_bytes: The peak resident memory during it; None for a part.
+        usage: The resources that it used; None for a region, as is the peak resident memory.
         pss_bytes: The proportional set size at its end; None for phases within others.
     """
 
@@ -92,7 +89,7 @@ class PhaseTimer:
         usage.reset_peak_rss()
         before = Usage.now()
         try:
-            with self.part(name) as path:
+            with self.region(name) as path:
                 self._on_enter(path)
                 try:
                     yield
@@ -111,8 +108,8 @@ class PhaseTimer:
             raise
 
     @contextmanager
-    def part(self, name: str) -> Iterator[PhasePath]:
-        """Times a part of the current phase, and measures nothing else, so that it costs little."""
+    def region(self, name: str) -> Iterator[PhasePath]:
+        """Times a region of the current phase, and measures nothing else: it costs little."""
         outer, path = self._path, (*self._path, name)
         self._path = path
         communication_s = self._communication_s
@@ -148,7 +145,7 @@ _active: PhaseTimer | None = None
 
 @contextmanager
 def active(timer: PhaseTimer) -> Iterator[None]:
-    """Makes a timer the active one, which `part` and `add_communication` report to."""
+    """Makes a timer the active one, which `region` and `add_communication` report to."""
     global _active
     before, _active = _active, timer
     try:
@@ -158,12 +155,12 @@ def active(timer: PhaseTimer) -> Iterator[None]:
 
 
 @contextmanager
-def part(name: str) -> Iterator[None]:
-    """Times a part of this process's current phase; to be called on the thread that runs it."""
+def region(name: str) -> Iterator[None]:
+    """Times a region of this process's current phase; to be called on the thread that runs it."""
     if _active is None:
         yield
     else:
-        with _active.part(name):
+        with _active.region(name):
             yield
 
 
@@ -174,15 +171,14 @@ def add_communication(seconds: float) -> None:
 
 
 def summarize_phases(
-    per_rank: Sequence[Mapping[PhasePath, Phase]], starts: Sequence[float] | None = None
+    per_rank: Sequence[Mapping[PhasePath, Phase]], starts: Sequence[float]
 ) -> dict[str, PhaseTimes]:
     """Returns the phases as a run record holds them, in the order in which they began.
 
     Args:
         per_rank: The phases of each rank. A phase that a rank did not enter counts as 0 s there.
-        starts: When the run began, by the clock of each rank; None: at 0 on all.
+        starts: When the run began, by the clock of each rank.
     """
-    starts = starts or [0.0] * len(per_rank)
     begins = {path: phase.begin_s for phases in per_rank for path, phase in phases.items()}
     paths = sorted(begins, key=lambda path: begins[path])
 
@@ -199,9 +195,8 @@ def summarize_phases(
 
 
 def _summarize(
-    phases: Sequence[Phase | None], starts: Sequence[float], parts: dict[str, PhaseTimes]
+    phases: Sequence[Phase | None], starts: Sequence[float], regions: dict[str, PhaseTimes]
 ) -> PhaseTimes:
-    """Returns one phase of all ranks; None stands for a rank that did not enter it."""
     entered = [phase for phase in phases if phase is not None]
     facts: dict[str, Any] = {
         "begin": Seconds.over(
@@ -217,28 +212,22 @@ def _summarize(
         )
     if all(phase.usage is not None for phase in entered):
         facts["usage"] = _summarize_usage(phases)
-    if parts:
-        facts["parts"] = parts
+    if regions:
+        facts["regions"] = regions
     return PhaseTimes.over([phase.seconds if phase else 0.0 for phase in phases], **facts)
 
 
-def _summarize_usage(phases: Sequence[Phase | None]) -> UsageFacts:
+def _summarize_usage(phases: Sequence[Phase | None]) -> PhaseUsage:
     used = [phase.usage if phase else None for phase in phases]
-    facts: dict[str, Any] = {}
+    sections: dict[str, Any] = {}
     if all(each.read_bytes >= 0 for each in used if each):
-        facts["read"] = Bytes.over([each.read_bytes if each else None for each in used])
+        sections["read"] = Bytes.over([each.read_bytes if each else None for each in used])
     if all(phase.pss_bytes is not None for phase in phases if phase):
-        facts["pss"] = Bytes.over([phase.pss_bytes if phase else None for phase in phases])
-    return UsageFacts(
+        sections["pss"] = Bytes.over([phase.pss_bytes if phase else None for phase in phases])
+    for name in ("voluntary_switches", "involuntary_switches", "minor_faults", "major_faults"):
+        sections[name] = Counts.over([each and getattr(each, f"num_{name}") for each in used])
+    return PhaseUsage(
         cpu=Seconds.over([each.cpu_s if each else None for each in used]),
-        voluntary_switches=Counts.over(
-            [each.num_voluntary_switches if each else None for each in used]
-        ),
-        involuntary_switches=Counts.over(
-            [each.num_involuntary_switches if each else None for each in used]
-        ),
-        minor_faults=Counts.over([each.num_minor_faults if each else None for each in used]),
-        major_faults=Counts.over([each.num_major_faults if each else None for each in used]),
         peak_rss=Bytes.over([(phase.peak_rss_bytes or 0) if phase else None for phase in phases]),
-        **facts,
+        **sections,
     )

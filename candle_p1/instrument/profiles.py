@@ -6,12 +6,11 @@ import cProfile
 import io
 import marshal
 import pstats
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 NUM_ROWS = 60
 DIRECTORY = "profile"
@@ -19,11 +18,7 @@ TABLE = "top.txt"
 
 
 class CallProfile:
-    """Profiles the Python calls of this rank's main thread.
-
-    Args:
-        wanted: Whether to profile; if not, no method does anything.
-    """
+    """Profiles the Python calls of this rank's main thread; does nothing if it is not wanted."""
 
     def __init__(self, wanted: bool) -> None:
         self._profile = cProfile.Profile() if wanted else None
@@ -51,13 +46,7 @@ class CallProfile:
 
 
 def write_profile(directory: Path, rank: int, statistics: Any) -> None:
-    """Writes the profile of a rank, which pstats and its viewers open.
-
-    Args:
-        directory: The run's directory.
-        rank: The rank.
-        statistics: `CallProfile.statistics`.
-    """
+    """Writes `CallProfile.statistics` into a run's directory, as pstats and its viewers read it."""
     folder = directory / DIRECTORY
     folder.mkdir(exist_ok=True)
     (folder / f"rank-{rank:04d}.prof").write_bytes(marshal.dumps(statistics))
@@ -65,30 +54,22 @@ def write_profile(directory: Path, rank: int, statistics: Any) -> None:
 
 def merge_profiles(one: dict[Any, Any], other: dict[Any, Any]) -> dict[Any, Any]:
     """Returns the sums of two profiles; neither of them can be used any longer."""
-    merged: Any = pstats.Stats(_Counted(one)).add(_Counted(other))
+    merged: Any = pstats.Stats(_counted(one)).add(_counted(other))
     statistics: dict[Any, Any] = merged.stats
     return statistics
 
 
 def write_profile_table(directory: Path, statistics: dict[Any, Any]) -> None:
-    """Writes a table of the functions with the longest own time.
+    """Writes a table of the functions with the longest own time, from all ranks' merged profiles.
 
-    Args:
-        directory: The run's directory, in which there is a profile already.
-        statistics: The profiles of all ranks, merged.
+    There is a profile in the run's directory already.
     """
     text = io.StringIO()
-    stats = pstats.Stats(_Counted(statistics), stream=text)
+    stats = pstats.Stats(_counted(statistics), stream=text)
     stats.sort_stats("tottime").print_stats(NUM_ROWS)
     (directory / DIRECTORY / TABLE).write_text(text.getvalue(), encoding="utf-8")
 
 
-class _Counted(cProfile.Profile):
-    """A profile with given counts, in the form in which `pstats.Stats` takes them."""
-
-    def __init__(self, statistics: dict[Any, Any]) -> None:
-        super().__init__()
-        self.stats = statistics
-
-    def create_stats(self) -> None:
-        """Does nothing: the counts are complete."""
+def _counted(statistics: dict[Any, Any]) -> Any:
+    """Returns a profile with these counts, in the form in which `pstats.Stats` takes it."""
+    return SimpleNamespace(stats=statistics, create_stats=lambda: None)

@@ -8,32 +8,24 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from candle_p1.records.spread import Bytes, Seconds
-from candle_p1.records.types import ReadingFacts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
+from candle_p1.instrument.clock import length, union
+from candle_p1.records.rank_stats import Bytes, Seconds
+from candle_p1.records.types import FileReading
 
 NUM_INTERVALS = 50
 """In how many intervals of time a record says how fast a file was read."""
 
 
 class Read(NamedTuple):
-    """One read.
-
-    Attributes:
-        begin_s: When it began, by time.perf_counter.
-        end_s: When it ended.
-        num_bytes: What it read.
-    """
+    """One read: its begin and end, by time.perf_counter, and its bytes."""
 
     begin_s: float
     end_s: float
@@ -94,29 +86,26 @@ def current() -> ReadLog:
     return _active.log or ReadLog()
 
 
-def summarize_reading(
-    of_ranks: Sequence[NDArray[np.float64]], zero_s: float
-) -> ReadingFacts | None:
+def summarize_reading(of_ranks: Sequence[NDArray[np.float64]], zero_s: float) -> FileReading | None:
     """Returns what a record says about the reading of one file; None if no rank logged any.
 
-    Args:
-        of_ranks: What `ReadLog.since_zero` returned on each rank.
-        zero_s: When the common moment was, in s from the start of the run.
+    `of_ranks` has what `ReadLog.since_zero` returned on each rank; the common moment was at
+    `zero_s` from the start of the run.
     """
-    merged = [_merged(reads) for reads in of_ranks]
+    merged = [union(reads[:, :2]) for reads in of_ranks]
     found = [spans for spans in merged if len(spans)]
     if not found:
         return None
-    together = _merged(np.concatenate(found))
-    first_s, last_s, union_s = together[0, 0], together[-1, 1], _length_s(together)
+    together = union(np.concatenate(found))
+    first_s, last_s, union_s = together[0, 0], together[-1, 1], length(together)
     edges_s = np.linspace(first_s, last_s, NUM_INTERVALS + 1)
     interval_s = (last_s - first_s) / NUM_INTERVALS
     every = np.concatenate(of_ranks)
     rates = every[:, 2] / np.maximum(every[:, 1] - every[:, 0], 1e-9)
     bytes_in = np.diff(_accumulated(every, rates, edges_s))
     ranks_in = np.diff(_accumulated(np.concatenate(found), None, edges_s))
-    busy_s = [_length_s(spans) if len(spans) else 0.0 for spans in merged]
-    return ReadingFacts(
+    busy_s = [length(spans) for spans in merged]
+    return FileReading(
         begin=Seconds.over([zero_s + spans[0, 0] if len(spans) else None for spans in merged]),
         end=Seconds.over([zero_s + spans[-1, 1] if len(spans) else None for spans in merged]),
         busy=Seconds.over(busy_s),
@@ -127,19 +116,6 @@ def summarize_reading(
         num_ranks=(ranks_in / interval_s).tolist() if interval_s else [],
         bytes_per_s=(bytes_in / interval_s).tolist() if interval_s else [],
     )
-
-
-def _merged(reads: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the begin and end of the pieces, in order, of which the reads' union consists."""
-    begins_s, ends_s = reads[np.argsort(reads[:, 0]), :2].T
-    ends_s = np.maximum.accumulate(ends_s)
-    is_new = np.append(True, begins_s[1:] > ends_s[:-1])[: len(reads)]
-    is_last = np.append(is_new[1:], True)[: len(reads)]
-    return np.stack([begins_s[is_new], ends_s[is_last]], axis=1)
-
-
-def _length_s(spans: NDArray[np.float64]) -> float:
-    return float((spans[:, 1] - spans[:, 0]).sum())
 
 
 def _accumulated(

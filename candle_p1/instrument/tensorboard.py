@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from candle_p1.errors import ParameterError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from candle_p1.parameters.parameter_set import ParameterSet
+from candle_p1.parameters.parameter_set import ParameterSet
 
 DIRECTORY = "tensorboard"
 NEEDED = ("tensorflow", "tensorboard")
@@ -29,7 +26,6 @@ def check_tensorboard(params: ParameterSet) -> None:
 
 
 def _files(directory: Path) -> dict[str, Path]:
-    """Returns the files of all parts of a run, by their names within the directory."""
     files = directory.glob("*/events.out.*")
     return {str(path.relative_to(directory)): path for path in files}
 
@@ -37,11 +33,8 @@ def _files(directory: Path) -> dict[str, Path]:
 def epoch_logs(directory: Path, *, is_continued: bool = False) -> Any:
     """Returns a Keras callback that must come after those that write metrics into the logs.
 
-    A continued run cuts the files back to the checkpoint; one that begins anew removes them.
-
-    Args:
-        directory: The parent of ``train/`` and ``validation/``.
-        is_continued: Whether the run goes on from a checkpoint.
+    A run that continues from a checkpoint cuts the files back to it; another one removes them. The
+    directory is the parent of ``train/`` and ``validation/``.
     """
     import keras
 
@@ -50,7 +43,8 @@ def epoch_logs(directory: Path, *, is_continued: bool = False) -> Any:
     class EpochLogs(keras.callbacks.TensorBoard):  # type: ignore[misc]
         """Keras's callback, without what it does in every step, which is not needed here."""
 
-        async_safe = True  # it does not read the logs of a step, so Keras need not wait for them
+        # Not overridden: whoever reads the logs of a step waits for it.
+        on_train_batch_end = keras.callbacks.Callback.on_train_batch_end
 
         def checkpoint_state(self) -> dict[str, int]:
             """Returns the sizes of the files."""
@@ -59,7 +53,7 @@ def epoch_logs(directory: Path, *, is_continued: bool = False) -> Any:
             return {name: path.stat().st_size for name, path in _files(directory).items()}
 
         def restore_state(self, sizes: dict[str, int]) -> None:
-            """Cuts the files of earlier parts back to their sizes."""
+            """Cuts the files of earlier segments back to their sizes."""
             for name, path in earlier.items():
                 if name in sizes:
                     os.truncate(path, sizes[name])
@@ -67,9 +61,6 @@ def epoch_logs(directory: Path, *, is_continued: bool = False) -> Any:
                     path.unlink()
 
         def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
-            """Does nothing."""
-
-        def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
             """Does nothing."""
 
     logs = EpochLogs(str(directory), write_graph=False, update_freq="epoch", profile_batch=0)

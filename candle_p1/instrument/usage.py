@@ -9,8 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from candle_p1.instrument.power.source import SensorError
-from candle_p1.instrument.power.sysfs import read_line
+from candle_p1.instrument.power.source import SensorError, read_line
 
 PROC = Path("/proc/self")
 RESET_PEAK = "5"  # in clear_refs, see proc(5): resets the peak to the current value
@@ -67,10 +66,7 @@ class Usage(NamedTuple):
 def process_age_s(at_s: float) -> float | None:
     """Returns how long this process had existed at a time, in s, to 0.01 s; None if unknown.
 
-    A process that executes another program remains the same one.
-
-    Args:
-        at_s: A value of time.perf_counter.
+    A process that executes another program remains the same one. `at_s` is by time.perf_counter.
     """
     with suppress(OSError, AttributeError):  # the clock is Linux's
         fields = (PROC / "stat").read_text().rpartition(")")[2].split()  # proc(5), from field 3 on

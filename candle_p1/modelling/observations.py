@@ -10,7 +10,7 @@ from math import ceil
 from candle_p1.errors import ModelError
 from candle_p1.modelling import laws
 from candle_p1.modelling.laws import LOAD, JobShape
-from candle_p1.records.types import PlanFacts, RunRecord
+from candle_p1.records.types import Plan, RunRecord
 from candle_p1.scaling import BATCH_SCALINGS, EPOCHS_SCALINGS, scale_batch_size
 
 SHARED_EPOCHS = ("strong", "strong_ceil")  # scalings of the epochs with which ranks share them
@@ -50,7 +50,7 @@ class ShapeRule:
     """How the shape of a series' runs follows from the number of ranks."""
 
     base: JobShape  # the shape of a run of the series
-    plan: PlanFacts
+    plan: Plan
     max_ranks_on_node: int  # the ranks that fill a node
     num_samples: int  # the samples on which all ranks can train
     max_steps: int  # the limit of the steps of an epoch; 0: there is none
@@ -210,8 +210,8 @@ def _phases_s(record: RunRecord) -> dict[str, float]:
     return found | {laws.REST: max(0.0, (record.total_s or 0.0) - sum(found.values()))}
 
 
-def _mean_s(record: RunRecord, name: str, part: str = "") -> float:
-    """Returns the seconds of a phase, or of a part of it, mean over ranks; 0 where unknown."""
+def _mean_s(record: RunRecord, name: str, region: str = "") -> float:
+    """Returns the seconds of a phase, or of a region of it, mean over ranks; 0 where unknown."""
     phase = (record.phases or {}).get(name)
-    found = (phase.parts or {}).get(part) if phase and part else phase
+    found = (phase.regions or {}).get(region) if phase and region else phase
     return found.mean_s if found else 0.0

@@ -6,30 +6,27 @@ would compute.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from candle_p1.data.samples import join_batches
+from candle_p1.data.samples import DataSet, Samples, join_batches
+from candle_p1.distributed.comm import Communicator
 from candle_p1.models.scores import ConfusionScore, RegressionScore
+from candle_p1.parameters.parameter_set import ParameterSet
 from candle_p1.records.record import finite
 from candle_p1.records.types import Failure
 from candle_p1.scaling import share_bounds
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from candle_p1.data.samples import DataSet, Samples
-    from candle_p1.distributed.comm import Communicator
-    from candle_p1.parameters.parameter_set import ParameterSet
-
 Quality = dict[str, dict[str, "float | None"]]
 """Metrics by name: the value, and the naive predictor's if there is one."""
 
+T = TypeVar("T")
 AnyScore = TypeVar("AnyScore", RegressionScore, ConfusionScore)
 
 
@@ -50,11 +47,9 @@ def find_nan(history: Mapping[str, Sequence[float]], quality: Quality) -> list[F
     """
     found = []
     for name, what in (("loss", "training"), ("val_loss", "validation")):
-        epochs = [
-            i for i, value in enumerate(history.get(name, ()), start=1) if finite(value) is None
-        ]
-        if epochs:
-            reason = f"the {what} loss of epoch {epochs[0]} is not a number"
+        bad = (i for i, value in enumerate(history.get(name, ()), start=1) if finite(value) is None)
+        if epoch := next(bad, None):
+            reason = f"the {what} loss of epoch {epoch} is not a number"
             found.append(Failure(reason=reason, rank=None, phase="train"))
     if "loss" in quality and quality["loss"]["value"] is None:
         reason = "the test loss is not a number"
@@ -130,11 +125,9 @@ class Trained:
         For small outputs only, because rank 0 gathers all of them. Both are arrays or, with several
         outputs, structured as the targets of a batch and the model's outputs are.
         """
-        mine = list(self._predictions(samples, max_steps, self.model))
-        everyone = self.comm.gather(mine)
-        if everyone is None:
+        batches = self._gathered(self._predictions(samples, max_steps, self.model))
+        if batches is None:
             return None
-        batches = [batch for part in everyone for batch in part]
         return join_batches([y for y, _ in batches]), join_batches([p for _, p in batches])
 
     def apply(self, model: Any, samples: Samples, max_steps: int = 0) -> Any:
@@ -142,11 +135,12 @@ class Trained:
 
         They are in order, on rank 0, which gathers them; None elsewhere.
         """
-        mine = [predicted for _, predicted in self._predictions(samples, max_steps, model)]
-        everyone = self.comm.gather(mine)
-        if everyone is None:
-            return None
-        return join_batches([batch for part in everyone for batch in part])
+        batches = self._gathered(p for _, p in self._predictions(samples, max_steps, model))
+        return None if batches is None else join_batches(batches)
+
+    def _gathered(self, mine: Iterable[T]) -> list[T] | None:
+        everyone = self.comm.gather(list(mine))
+        return None if everyone is None else list(chain.from_iterable(everyone))
 
     def mean_target(self, samples: Samples) -> NDArray[np.float64]:
         """Returns the mean target of the samples: what a naive regression always predicts."""

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from candle_p1.errors import ParameterError, SetupError
-from candle_p1.models.convolutions import CONV_FIELDS
+from candle_p1.models.networks import CONV_FIELDS
 from candle_p1.models.optimizers import CANDLE_OPTIMIZERS
-
-if TYPE_CHECKING:
-    from candle_p1.parameters.parameter_set import ParameterSet
+from candle_p1.parameters.parameter_set import ParameterSet
 
 PACKAGE = "tf_keras"
 

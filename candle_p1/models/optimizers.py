@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from candle_p1.errors import ParameterError, did_you_mean
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from candle_p1.parameters.parameter_set import ParameterSet
+from candle_p1.parameters.parameter_set import ParameterSet
 
 CANDLE_OPTIMIZERS = ("sgd", "rmsprop", "adagrad", "adadelta", "adam", "adamax", "nadam")
 """The optimizers for which CANDLE's keras_default_config has constants."""
@@ -120,7 +117,6 @@ def check_names(params: ParameterSet) -> None:
 
 
 def _optimizer_class(name: str, *, keras2: bool = False) -> Any:
-    """Returns the class of an optimizer, with Keras 2's or Keras 3's formula."""
     import keras
 
     known = {
@@ -136,8 +132,7 @@ def _optimizer_class(name: str, *, keras2: bool = False) -> Any:
         raise ParameterError(
             f"optimizer {name!r} does not exist in Keras{did_you_mean(name.lower(), known)}"
         ) from None
-    from candle_p1.models.fast.keras2 import KERAS2_FORMS
-    from candle_p1.models.fast.optimizers import FORMS
+    from candle_p1.models.fast.optimizers import FORMS, KERAS2_FORMS
 
     forms = FORMS | KERAS2_FORMS if keras2 else FORMS
     return forms.get(found, found)

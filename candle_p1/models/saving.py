@@ -11,18 +11,16 @@ import errno
 import json
 import math
 import random
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
 from candle_p1.errors import CandleError
 from candle_p1.files import new_file, write_atomically
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 FINAL_NAME = "model.keras"
 SUFFIXES = (".keras", ".weights.h5", ".json")

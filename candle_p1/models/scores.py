@@ -6,12 +6,10 @@ added, the result is what one process would compute from all samples.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 CONSTANT = 1e-12
 """Values whose variance is a smaller share of their mean square differ by rounding only."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from candle_p1 import ops
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 RULES = ("descend", "momentum", "adam", "rmsprop")
 """The formulas, in the order of ``kRules`` in ``source/updates.h``."""
@@ -29,28 +27,42 @@ class Update:
     constants: Sequence[Any]
     states: Sequence[Sequence[Any]] = field(default=())
 
-    def execute(self, weights: Sequence[Any], gradients: Sequence[Any], **ranks: Any) -> Any:
-        """Updates weights and their state.
 
-        Args:
-            weights: Keras or TensorFlow variables, float32.
-            gradients: Tensors of the same shapes.
-            ranks: How the ranks of a node do so together; see the operation's attributes.
+class FusedOptimizer:
+    """An optimizer of Keras that can update float32 weights in one pass over memory."""
 
-        Returns:
-            The time in which this rank neither waited for others nor copied for them, in s; 0 for
-            a single one.
-        """
-        import keras
+    def fused_update(self, variables: Sequence[Any], learning_rate: Any) -> Update | None:
+        """Returns how this step updates variables, or None if Keras has to do it."""
+        raise NotImplementedError
 
-        return ops.load().candle_p1_update(
-            [_handle(weight) for weight in weights],
-            [_handle(state) for states in self.states for state in states],
-            list(gradients),
-            keras.ops.stack([keras.ops.cast(each, "float32") for each in self.constants]),
-            rule=RULES.index(self.rule),
-            **{"threads": ops.num_threads()} | ranks,
-        )
+    def is_fused(self) -> bool:
+        """Returns whether a step does nothing but `fused_update` with the gradients."""
+        raise NotImplementedError
+
+
+def update(step: Update, weights: Sequence[Any], gradients: Sequence[Any], **ranks: Any) -> Any:
+    """Updates weights and their state.
+
+    Args:
+        step: The step of the optimizer.
+        weights: Keras or TensorFlow variables, float32.
+        gradients: Tensors of the same shapes.
+        ranks: How the ranks of a node do so together; see the operation's attributes.
+
+    Returns:
+        The time in which this rank neither waited for others nor copied for them, in s; 0 for a
+        single one.
+    """
+    import keras
+
+    return ops.load().candle_p1_update(
+        [_handle(weight) for weight in weights],
+        [_handle(state) for states in step.states for state in states],
+        list(gradients),
+        keras.ops.stack([keras.ops.cast(each, "float32") for each in step.constants]),
+        rule=RULES.index(step.rule),
+        **{"threads": ops.num_threads()} | ranks,
+    )
 
 
 def _handle(variable: Any) -> Any:

@@ -44,7 +44,7 @@ something.
 _GROUPS = ("general", "input and output", "preprocessing", "model", "training", "checkpoints")
 _OWN = {
     *("optimizer_formula", "patience", "timeline", "save_model"),
-    *("ckpt_every_s", "ckpt_every_steps", "ckpt_required", "ckpt_writers"),
+    *("ckpt_every_s", "ckpt_every_steps", "ckpt_required"),
 }
 CANDLES = frozenset(
     {

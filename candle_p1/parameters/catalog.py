@@ -33,11 +33,14 @@ INITIALIZATIONS = (
 )
 
 
-def _group(title: str, *parameters: Parameter, **common: Any) -> tuple[Parameter, ...]:
-    return tuple(replace(parameter, group=title, **common) for parameter in parameters)
+_DECLARED: list[Parameter] = []
 
 
-_GENERAL = _group(
+def _declare(title: str, *parameters: Parameter, **common: Any) -> None:
+    _DECLARED.extend(replace(parameter, group=title, **common) for parameter in parameters)
+
+
+_declare(
     "general",
     Parameter(
         "config_file",
@@ -71,7 +74,7 @@ _GENERAL = _group(
     ),
 )
 
-_INPUTS = _group(
+_declare(
     "input and output",
     Parameter("model_name", str, None, "name of the model in file names"),
     Parameter("home_dir", str, None, "home directory", needs_support=True),
@@ -88,7 +91,7 @@ _INPUTS = _group(
     role=Role.PLACE,
 )
 
-_RESULTS = _group(
+_declare(
     "input and output",
     Parameter(
         "save_path",
@@ -108,7 +111,7 @@ _RESULTS = _group(
     role=Role.RESULTS,
 )
 
-_PREPROCESSING = _group(
+_declare(
     "preprocessing",
     Parameter("scaling", str, None, "scaling of the features"),
     Parameter(
@@ -123,7 +126,7 @@ _PREPROCESSING = _group(
     ),
 )
 
-_MODEL = _group(
+_declare(
     "model",
     Parameter(
         "dense",
@@ -168,19 +171,13 @@ _MODEL = _group(
     Parameter("initialization", str, None, "initial weights", choices=INITIALIZATIONS),
 )
 
-_REQUIRED = _group(
+_declare(
     "training",
     Parameter("loss", str, None, "name of the loss function in Keras"),
     Parameter("optimizer", str, None, "name of the optimizer in Keras"),
     Parameter("metrics", str, None, "name of the metric in Keras"),
     Parameter(
-        "epochs",
-        int,
-        None,
-        "epochs, before scaling",
-        short=("-e",),
-        minimum=1,
-        maximum=MAX_EPOCHS,
+        "epochs", int, None, "epochs, before scaling", short=("-e",), minimum=1, maximum=MAX_EPOCHS
     ),
     Parameter(
         "batch_size",
@@ -194,7 +191,7 @@ _REQUIRED = _group(
     required=True,
 )
 
-_TRAINING = _group(
+_declare(
     "training",
     Parameter(
         "learning_rate",
@@ -236,14 +233,13 @@ _TRAINING = _group(
     Parameter("val_samples", int, 0, "validation samples to use; 0: all", minimum=0),
 )
 
-_CHECKPOINTS = _group(
+_declare(
     "checkpoints",
     Parameter(
         "ckpt_save_interval",
         int,
         0,
         "epochs between checkpoints; 0: none, unless ckpt_every_s or ckpt_every_steps is set",
-        role=Role.SPEED,
         minimum=0,
         maximum=MAX_EPOCHS,
     ),
@@ -252,7 +248,6 @@ _CHECKPOINTS = _group(
         float,
         0.0,
         "time between checkpoints, in s; 0: none by time",
-        role=Role.SPEED,
         minimum=0,
         maximum=10**9,
     ),
@@ -261,7 +256,6 @@ _CHECKPOINTS = _group(
         int,
         0,
         "steps of a rank between checkpoints, counted over epochs; 0: none by steps",
-        role=Role.SPEED,
         minimum=0,
     ),
     Parameter(
@@ -269,7 +263,6 @@ _CHECKPOINTS = _group(
         int,
         0,
         "no checkpoint before the end of this epoch",
-        role=Role.SPEED,
         minimum=0,
         maximum=MAX_EPOCHS,
     ),
@@ -278,58 +271,43 @@ _CHECKPOINTS = _group(
         bool,
         True,
         "where there are checkpoints, save also every epoch that is the best so far",
-        role=Role.SPEED,
     ),
-    Parameter(
-        "ckpt_save_best_metric",
-        str,
-        "val_loss",
-        "metric by which the best epoch is chosen",
-        role=Role.SPEED,
-    ),
+    Parameter("ckpt_save_best_metric", str, "val_loss", "metric by which the best epoch is chosen"),
     Parameter(
         "ckpt_save_weights_only",
         bool,
         False,
         "leave out the optimizer's state, which then starts anew at a restart",
-        role=Role.SPEED,
     ),
     Parameter(
         "ckpt_checksum",
         bool,
         False,
         "read every checkpoint back when it is written, and compare its checksums",
-        role=Role.SPEED,
     ),
     Parameter(
-        "ckpt_writers",
-        str,
-        "auto",
-        "ranks that write: those of rank 0's node, those of all nodes, or the faster of both",
-        role=Role.SPEED,
-        choices=("auto", "node", "all"),
+        "save_model",
+        bool,
+        False,
+        "write the trained model into model.keras, which Keras loads without this package",
     ),
+    role=Role.SPEED,
+)
+
+_declare(
+    "checkpoints",
     Parameter(
         "ckpt_restart_mode",
         str,
         "auto",
         "restart from a checkpoint: never, if there is one, or always",
-        role=Role.LOGGING,
         choices=("off", "auto", "required"),
-    ),
-    Parameter(
-        "ckpt_directory",
-        str,
-        None,
-        "directory of the checkpoints; None: ckpts/ in the run's own",
-        role=Role.PLACE,
     ),
     Parameter(
         "ckpt_keep_mode",
         str,
         "linear",
         "older checkpoints to keep: the newest ckpt_keep_limit, or fewer the older they are",
-        role=Role.LOGGING,
         choices=("linear", "exponential"),
     ),
     Parameter(
@@ -338,7 +316,6 @@ _CHECKPOINTS = _group(
         None,
         "maximum number of this run's checkpoints, besides the best one; None: 2, but no limit if"
         " ckpt_keep_mode is exponential",
-        role=Role.LOGGING,
         minimum=1,
     ),
     Parameter(
@@ -346,18 +323,19 @@ _CHECKPOINTS = _group(
         bool,
         False,
         "fail the run if a checkpoint cannot be written, which otherwise only causes a warning",
-        role=Role.LOGGING,
     ),
-    Parameter(
-        "save_model",
-        bool,
-        False,
-        "write the trained model into model.keras, which Keras loads without this package",
-        role=Role.SPEED,
-    ),
+    role=Role.LOGGING,
 )
 
-_SPEED = _group(
+_declare(
+    "checkpoints",
+    Parameter(
+        "ckpt_directory", str, None, "directory of the checkpoints; None: ckpts/ in the run's own"
+    ),
+    role=Role.PLACE,
+)
+
+_declare(
     "loading and speed",
     Parameter(
         "loader",
@@ -381,7 +359,7 @@ _SPEED = _group(
     role=Role.SPEED,
 )
 
-_PLACES = _group(
+_declare(
     "data",
     Parameter("cache_dir", str, None, "directory of the caches; None: cache/ in $CANDLE_DATA_DIR"),
     Parameter(
@@ -401,7 +379,7 @@ _PLACES = _group(
     role=Role.PLACE,
 )
 
-_DATA = _group(
+_declare(
     "data",
     Parameter("size", str, "small", "size of the synthetic data used if no data file is named"),
     Parameter("data_seed", int, 2019, "seed of the synthetic data", minimum=0, maximum=MAX_SEED),
@@ -416,7 +394,7 @@ _DATA = _group(
     ),
 )
 
-_DATA_PARALLEL = _group(
+_declare(
     "data-parallel training",
     Parameter(
         "engine",
@@ -477,7 +455,11 @@ _DATA_PARALLEL = _group(
         "compression", str, "none", "compression of gradients in the allreduce; fp16 halves them"
     ),
     Parameter(
-        "backward_passes_per_step", int, 1, "batches whose gradients are summed per step", minimum=1
+        "backward_passes_per_step",
+        int,
+        1,
+        "batches whose gradients are averaged per step",
+        minimum=1,
     ),
     Parameter(
         "allow_nan",
@@ -489,7 +471,7 @@ _DATA_PARALLEL = _group(
     Parameter("deterministic", bool, True, "make runs with equal seed and ranks bit-identical"),
 )
 
-_MONITORING = _group(
+_declare(
     "monitoring",
     Parameter("verbose", bool, False, "print more", short=("-v",)),
     Parameter(
@@ -523,7 +505,8 @@ _MONITORING = _group(
     role=Role.LOGGING,
 )
 
-_SUPERVISOR = _group(
+# What CANDLE Supervisor's ``model_runner.py`` adds to the parameters before calling run().
+_declare(
     "accepted from CANDLE Supervisor but unused",
     Parameter("framework", str, None, "the framework that Supervisor requests"),
     Parameter("id", str, None, "Supervisor's name of the parameter set"),
@@ -535,24 +518,8 @@ _SUPERVISOR = _group(
     Parameter("solr_root", str, None, "database of Supervisor's monitor"),
     role=Role.UNUSED,
 )
-"""What CANDLE Supervisor's ``model_runner.py`` adds to the parameters before calling run()."""
 
-PARAMETERS: tuple[Parameter, ...] = (
-    *_GENERAL,
-    *_INPUTS,
-    *_RESULTS,
-    *_PREPROCESSING,
-    *_MODEL,
-    *_REQUIRED,
-    *_TRAINING,
-    *_CHECKPOINTS,
-    *_SPEED,
-    *_PLACES,
-    *_DATA,
-    *_DATA_PARALLEL,
-    *_MONITORING,
-    *_SUPERVISOR,
-)
+PARAMETERS = tuple(_DECLARED)
 """What every benchmark has; a benchmark adds its own parameters, or replaces some of these."""
 INTERVALS = ("ckpt_save_interval", "ckpt_every_s", "ckpt_every_steps")
 """The parameters of which one has to be set for checkpoints to be saved."""
@@ -567,7 +534,7 @@ _ACTS_WITH: tuple[tuple[str, Needs], ...] = (
     ("cache_dir cache_limit stage_dir", {"loader": ("cached",)}),
     # Not ckpt_checksum, which CANDLE's files set without asking for checkpoints.
     ("ckpt_skip_epochs ckpt_save_best ckpt_save_best_metric", dict.fromkeys(INTERVALS, ())),
-    ("ckpt_save_weights_only ckpt_writers ckpt_required", dict.fromkeys(INTERVALS, ())),
+    ("ckpt_save_weights_only ckpt_required", dict.fromkeys(INTERVALS, ())),
     ("ckpt_keep_mode ckpt_keep_limit", dict.fromkeys(INTERVALS, ())),
 )
 ACTS_WITH = {name: needs for names, needs in _ACTS_WITH for name in names.split()}

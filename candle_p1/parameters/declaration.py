@@ -44,8 +44,8 @@ class Declaration:
     Args:
         groups: The parameters. A parameter that a later group declares again replaces the earlier
             one, and keeps the earlier short flags, old names and heading unless it has its own.
-        program: The program's name in --help.
-        description: What the program does, in --help.
+        program: Its name in --help.
+        description: What it does, in --help.
         choices: The allowed values of parameters that do not list them, by name.
         acts_with: What gives parameters an effect that do not say so themselves, by name.
     """
@@ -88,10 +88,6 @@ class Declaration:
 
     def parse(self, argv: Sequence[str], model_file: Path | None = None) -> ParameterSet:
         """Returns the parameters as set by flags and files; --help prints and exits with 0.
-
-        Args:
-            argv: The arguments of the command line.
-            model_file: The benchmark's own parameter file.
 
         Raises:
             ParameterError: A flag or a file is wrong, or a parameter without a default is not set.
@@ -137,11 +133,8 @@ class Declaration:
         """Returns the values of a parameter file, with their origins.
 
         Also those of CANDLE's other parameters, as they are. A file that Supervisor writes may set
-        a parameter to None under its present name and to a value under an earlier one.
-
-        Args:
-            path: The file.
-            kind: What messages call it: "model file" or "config file".
+        a parameter to None under its present name and to a value under an earlier one. `kind` is
+        what messages call the file: "model file" or "config file".
 
         Raises:
             ParameterError: It cannot be read, is malformed, sets an unknown parameter or the same

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from candle_p1.errors import ParameterError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 BOOLEANS = dict.fromkeys(("true", "t", "yes", "y", "1"), True) | dict.fromkeys(
     ("false", "f", "no", "n", "0"), False
@@ -170,9 +167,7 @@ class Parameter:
     def lacks(self, values: Mapping[str, Any], num_ranks: int) -> str:
         """Returns what this parameter needs to have an effect, in words; "" if it has one.
 
-        Args:
-            values: The values of all parameters.
-            num_ranks: The number of ranks.
+        It depends on the values of all parameters.
         """
         words = []
         for name, accepted in self.acts_with.items():
@@ -193,10 +188,6 @@ class Parameter:
         list: CANDLE's earlier files have a list for each convolution. A bool is not a number, but a
         program may set it to 1 or 0. Numbers must be finite, and integers fit in 64 bits; a string
         is text that UTF-8 can encode, and what names a place is a path that can exist.
-
-        Args:
-            value: The value; a list, a tuple or a single value if the parameter holds many.
-            origin: Where it comes from, for the message.
 
         Raises:
             ParameterError: It has another type, or is not allowed.
@@ -228,13 +219,7 @@ class Parameter:
         return self.check(values if self.many else values[0], origin)
 
     def refusal(self, shown: str, origin: Origin, reason: str = "") -> ParameterError:
-        """Returns the error that refuses a value.
-
-        Args:
-            shown: The value as the user wrote it.
-            origin: Where it comes from.
-            reason: What is wrong; by default, the allowed values are listed.
-        """
+        """Returns the error that refuses a value as the user wrote it; it lists what is allowed."""
         return ParameterError(
             f"{self.name} = {_shorten(shown)} ({origin}): {reason or f'must be {self.allowed}'}"
         )

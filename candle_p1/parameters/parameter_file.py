@@ -24,11 +24,7 @@ SECTION = "Global_Params"
 
 
 def read_entries(path: Path, origin: Origin) -> list[tuple[str, str, int]]:
-    """Returns the entries of a file: key, text of the value, line of the key.
-
-    Args:
-        path: The file.
-        origin: How messages refer to the file.
+    """Returns the entries of a file, which messages call `origin`: key, text of the value, line.
 
     Raises:
         ParameterError: It cannot be read, or is not a parameter file.

@@ -98,9 +98,7 @@ class ParameterSet(Mapping[str, Any]):
     def replace(self, changes: Mapping[str, Any], source: str | None = None) -> ParameterSet:
         """Returns a set with changed values; a value equal to the present one keeps its origin.
 
-        Args:
-            changes: Values by name.
-            source: The parameter that the changes follow from; without it, the program made them.
+        Without a source, a parameter that the changes follow from, the program made them.
 
         Raises:
             ParameterError: A parameter is unknown, or a value is not allowed.

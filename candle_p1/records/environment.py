@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+from candle_p1.files import read_json
 
 Topology = dict[int, tuple[int, str]]
 """By core: its socket, and the names of all cores of its physical core, as Linux gives them."""
@@ -102,12 +101,10 @@ def _control_groups(controller: str, root: Path) -> Iterator[Path]:
 
 def cpu_model() -> str:
     """Returns the processor's name."""
-    try:
+    with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(("model name", "cpu\t")):
                 return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
     return platform.processor() or platform.machine()
 
 
@@ -139,7 +136,10 @@ def source_commit() -> dict[str, Any] | None:
     """
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
-        return _commit_of_copy(root / SOURCE_NAME)
+        with suppress(OSError, ValueError):  # this is no copy either
+            commit_of_copy: dict[str, Any] = read_json(root / SOURCE_NAME)
+            return commit_of_copy
+        return None
     try:
         git = ["git", "-C", str(root)]
         commit = _output([*git, "rev-parse", "HEAD"])
@@ -147,14 +147,6 @@ def source_commit() -> dict[str, Any] | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return {"commit": commit, "modified": bool(modified)}
-
-
-def _commit_of_copy(path: Path) -> dict[str, Any] | None:
-    try:
-        commit: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return commit
 
 
 def _output(command: list[str]) -> str:

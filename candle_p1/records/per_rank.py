@@ -1,11 +1,11 @@
-"""The raw values behind a record's spreads, in one compact file beside it.
+"""The raw values behind a record's statistics, in one compact file beside it.
 
 The file ``per_rank.npz`` holds three arrays:
 
-- ``names``: the paths of the spreads within the record, as JSON in UTF-8, for example
-  ``["phases.load", "phases.broadcast.parts.wait.begin", …]``;
-- ``ends``, int64: where the values of each spread end;
-- ``values``, float64: the concatenated values of all spreads; NaN for a rank that has none.
+- ``names``: the paths of the statistics within the record, as JSON in UTF-8, for example
+  ``["phases.load", "phases.broadcast.regions.wait.begin", …]``;
+- ``ends``, int64: where the values of each path end;
+- ``values``, float64: the concatenated values of all paths; NaN for a rank that has none.
 
 A record is complete without this file; reports open it only where they need raw values.
 """
@@ -15,56 +15,28 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from candle_p1.errors import RecordError
 from candle_p1.files import read_regular_bytes, write_atomically
-from candle_p1.records.spread import Section, Spread
+from candle_p1.records.rank_stats import RankStats, Section
+from candle_p1.records.types import RunRecord
 from candle_p1.text import count
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from candle_p1.records.types import RunRecord
 
 PER_RANK_NAME = "per_rank.npz"
 MAX_FILE_BYTES, MAX_VALUE = 2**30, 1e100
 
 
-class PerRank:
-    """Raw values, by the path of their spread within the record.
-
-    Args:
-        names: The paths.
-        ends: Where the values of each path end, shape (paths,).
-        values: The concatenated values of all paths.
-    """
-
-    def __init__(
-        self, names: list[str], ends: NDArray[np.int64], values: NDArray[np.float64]
-    ) -> None:
-        self.names = names
-        begins = [0, *ends.tolist()]
-        self._bounds = {name: (begins[i], begins[i + 1]) for i, name in enumerate(names)}
-        self._values = values
-
-    def __getitem__(self, place: str) -> NDArray[np.float64]:
-        """Returns one value per rank; raises KeyError if the file has no values for this path."""
-        begin, end = self._bounds[place]
-        return self._values[begin:end]
-
-    def get(self, place: str) -> NDArray[np.float64] | None:
-        """Returns one value per rank; None if the file has no values for this path."""
-        return self[place] if place in self._bounds else None
+PerRank = dict[str, NDArray[np.float64]]
+"""One value per rank, by the path of its statistics within the record."""
 
 
 def write_per_rank(record_path: Path, record: RunRecord) -> None:
-    """Writes the raw values that the spreads of a record hold; nothing if they hold none.
+    """Writes the raw values that the statistics of a record hold; nothing if they hold none.
 
     Raises:
         OSError: The file cannot be written.
@@ -106,7 +78,7 @@ def read_per_rank(record_path: Path, record: RunRecord) -> PerRank | None:
             raise ValueError("its arrays do not fit together")
         if not np.all(np.abs(values[~np.isnan(values)]) <= MAX_VALUE):
             raise ValueError("one of its values is not possible")
-        found = PerRank(names, ends, values)
+        found = dict(zip(names, np.split(values, ends[:-1]), strict=True))
         _check_belongs(found, record)
     except Exception as error:  # a damaged archive causes errors of many kinds
         raise RecordError(f"{path}: not the raw values of this run: {error}") from error
@@ -114,8 +86,8 @@ def read_per_rank(record_path: Path, record: RunRecord) -> PerRank | None:
 
 
 def _check_belongs(found: PerRank, record: RunRecord) -> None:
-    for name in found.names:
-        if name.startswith(("phases.", "training.")) and len(found[name]) != record.num_ranks:
+    for name, of_ranks in found.items():
+        if name.startswith(("phases.", "training.")) and len(of_ranks) != record.num_ranks:
             raise ValueError(f"{name} does not have {count(record.num_ranks, 'value')}")
     for name, phase in (record.phases or {}).items():
         known = found[f"phases.{name}"]
@@ -125,8 +97,8 @@ def _check_belongs(found: PerRank, record: RunRecord) -> None:
 
 
 def _walk(place: str, item: object) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """Yields the paths and raw values of the spreads below an item of a record."""
-    if isinstance(item, Spread) and item.values is not None:
+    """Yields the paths and raw values of the statistics below an item of a record."""
+    if isinstance(item, RankStats) and item.values is not None:
         yield place, item.values
     children: Iterable[tuple[str, object]]
     if isinstance(item, Section):

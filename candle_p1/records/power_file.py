@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-from typing import TYPE_CHECKING, get_args
+from collections.abc import Iterable
+from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
 from candle_p1.errors import DataError
 from candle_p1.files import read_regular_bytes, write_atomically
-from candle_p1.records.power_trace import Channel, Domain, Trace
+from candle_p1.records.power_trace import Channel, Trace
+from candle_p1.records.types import PowerDomain
 from candle_p1.text import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 COLUMNS = (
     "time_s",
@@ -34,13 +33,9 @@ MAX_FILE_BYTES, MAX_NUMBER = 2**30, 1e15
 
 
 def write_traces(path: Path, traces: Iterable[Trace], node: int, start_s: float) -> None:
-    """Writes the traces of a node.
+    """Writes the traces of a node; those without samples do not appear in the file.
 
-    Args:
-        path: The file.
-        traces: The traces; those without samples do not appear in the file.
-        node: The node's number.
-        start_s: The time that becomes 0 s in the file.
+    Times in the file are since `start_s`.
 
     Raises:
         OSError: The file cannot be written.
@@ -103,16 +98,17 @@ def read_traces(path: Path) -> list[Trace]:
         values.append(value)
     if not samples:
         raise DataError("has no readings", path)
-    return [
-        Trace(channel, np.array(times_s), np.array(values), _interval_s(times_s))
-        for channel, (times_s, values) in samples.items()
-    ]
+    traces = []
+    for channel, (times_s, values) in samples.items():
+        interval_s = float(np.median(np.diff(times_s))) if len(times_s) > 1 else 0.0
+        traces.append(Trace(channel, np.array(times_s), np.array(values), interval_s))
+    return traces
 
 
 def _channel(row: dict[str, str]) -> Channel:
     domain, reading = row["domain"], row["reading"]
-    if domain not in get_args(Domain):
-        raise ValueError(f"domain {domain!r} is not one of {', '.join(get_args(Domain))}")
+    if domain not in get_args(PowerDomain):
+        raise ValueError(f"domain {domain!r} is not one of {', '.join(get_args(PowerDomain))}")
     if reading not in ("energy", "power"):
         raise ValueError(f"reading {reading!r} is neither energy nor power")
     resolution_s = float(row["resolution_s"]) if row["resolution_s"] else None
@@ -126,8 +122,3 @@ def _channel(row: dict[str, str]) -> Channel:
         reading,  # type: ignore[arg-type]
         resolution_s=resolution_s,
     )
-
-
-def _interval_s(times_s: list[float]) -> float:
-    """Returns the median time between two samples."""
-    return float(np.median(np.diff(times_s))) if len(times_s) > 1 else 0.0

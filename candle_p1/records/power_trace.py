@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
-from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from candle_p1.records.types import EnergyKind, PowerDomain, PowerReading, worst
 
-    from numpy.typing import NDArray
-
-Domain = Literal["node", "module", "cpu", "memory", "gpu"]
-Reading = Literal["energy", "power"]
 REPLAYED = "replay:"
 """The prefix of a source whose readings are replayed."""
-
-Kind = Literal["measured", "estimated", "simulated", "absent"]
-KINDS: tuple[Kind, ...] = ("measured", "estimated", "simulated", "absent")
-"""From best to worst: the kind of a sum is the worst kind among its parts."""
 
 MIN_SAMPLES = 3
 """With fewer samples in an interval, its energy is estimated from those around it."""
@@ -59,9 +51,9 @@ class Channel:
 
     device: str
     label: str
-    domain: Domain
+    domain: PowerDomain
     source: str
-    reading: Reading
+    reading: PowerReading
     unit: float = 1.0
     modulus: int | None = None
     limit_w: float = inf
@@ -80,19 +72,13 @@ class Channel:
 
 @dataclass(frozen=True)
 class Energy:
-    """The energy that a device uses in an interval of time.
+    """The energy that a device uses in an interval of time; None if it is absent, for a reason.
 
-    Attributes:
-        kind: How it is known.
-        duration_s: The length of the interval.
-        energy_j: The energy; None if it is absent.
-        num_samples: The number of samples in the interval.
-        few_samples: Whether the interval is too short for the sensor: fewer than three samples, or
-            fewer than three updates of its value.
-        reason: Why it is absent.
+    Samples are few if the interval is too short for the sensor: fewer than three samples, or fewer
+    than three updates of its value.
     """
 
-    kind: Kind
+    kind: EnergyKind
     duration_s: float
     energy_j: float | None = None
     num_samples: int = 0
@@ -105,26 +91,20 @@ class Energy:
         return None if self.energy_j is None else self.energy_j / self.duration_s
 
 
-def worst(kinds: Iterable[Kind]) -> Kind:
-    """Returns the kind of the sum of quantities of these kinds."""
-    return max(kinds, key=KINDS.index)
-
-
-def add(parts: Iterable[Energy]) -> Energy:
+def add(intervals: Sequence[Energy]) -> Energy:
     """Returns the energy of one device over several intervals that do not overlap.
 
-    If one part is absent, so is the sum.
+    If that of one is absent, so is the sum.
     """
-    parts = list(parts)
-    energies = [part.energy_j for part in parts if part.energy_j is not None]
-    num_samples = sum(part.num_samples for part in parts)
+    energies = [each.energy_j for each in intervals if each.energy_j is not None]
+    num_samples = sum(each.num_samples for each in intervals)
     return Energy(
-        kind=worst(part.kind for part in parts),
-        duration_s=sum(part.duration_s for part in parts),
-        energy_j=sum(energies) if len(energies) == len(parts) else None,
+        kind=worst(each.kind for each in intervals),
+        duration_s=sum(each.duration_s for each in intervals),
+        energy_j=sum(energies) if len(energies) == len(intervals) else None,
         num_samples=num_samples,
-        few_samples=num_samples < MIN_SAMPLES or all(part.few_samples for part in parts),
-        reason=next((part.reason for part in parts if part.reason), None),
+        few_samples=num_samples < MIN_SAMPLES or all(each.few_samples for each in intervals),
+        reason=next((each.reason for each in intervals if each.reason), None),
     )
 
 
@@ -168,7 +148,7 @@ class Trace:
             self.channel.resolution_s or 0
         )
         unseen = self._unseen_s(begin_s, end_s) > MAX_UNSEEN * duration_s
-        kind: Kind = "estimated" if few or unseen else "measured"
+        kind: EnergyKind = "estimated" if few or unseen else "measured"
         if self.channel.is_simulated:
             kind = "simulated"
         return Energy(kind, duration_s, energy_j, num_samples, few)
@@ -190,7 +170,7 @@ class Trace:
                 self.interval_s, self.channel.resolution_s or USUAL_RESOLUTION_S
             ):
                 return f"the counter did not change for {unchanged_s:.3g} s"
-        longest_s = self._longest_gap_s(begin_s, end_s)
+        longest_s = _longest_s(self.times_s[:-1], self.times_s[1:], begin_s, end_s)
         if self._gaps_s(begin_s, end_s) > duration_s / 2 and longest_s > MAX_GUESSED_GAP_S:
             return f"the sensor was not read for {longest_s:.3g} s, most of this time"
         return None
@@ -201,8 +181,7 @@ class Trace:
         # The counter is constant from each start to the corresponding end.
         starts = self.times_s[np.r_[0, moved + 1]]
         ends = self.times_s[np.r_[moved, len(self.values) - 1]]
-        overlaps = (starts < end_s) & (ends > begin_s)
-        return float(np.max((ends - starts)[overlaps], initial=0.0))
+        return _longest_s(starts, ends, begin_s, end_s)
 
     def _unseen_s(self, begin_s: float, end_s: float) -> float:
         """Returns how much of an interval lies in gaps, or before or after all samples."""
@@ -222,40 +201,30 @@ class Trace:
         shares = np.minimum(ends[long], end_s) - np.maximum(starts[long], begin_s)
         return float(np.sum(np.maximum(shares, 0.0)))
 
-    def _longest_gap_s(self, begin_s: float, end_s: float) -> float:
-        """Returns the longest time between two samples that overlaps an interval."""
-        starts, ends = self.times_s[:-1], self.times_s[1:]
-        overlaps = (starts < end_s) & (ends > begin_s)
-        return float(np.max((ends - starts)[overlaps], initial=0.0))
-
     def _until(self, time_s: float) -> float:
         """Returns the energy up to a time, from an origin that is the same for all times."""
         times_s, values = self.times_s, self.values
-        k = int(np.clip(np.searchsorted(times_s, time_s, side="right") - 1, 0, len(times_s) - 2))
+        inside_s = float(np.clip(time_s, times_s[0], times_s[-1]))
+        value = np.interp(inside_s, times_s, values)
         if self.channel.reading == "energy":
-            if time_s < times_s[0]:
-                return float(
-                    values[0] + self._slope(slice(None, MAX_UNCHANGED)) * (time_s - times_s[0])
-                )
-            if time_s > times_s[-1]:
-                return float(
-                    values[-1] + self._slope(slice(-MAX_UNCHANGED, None)) * (time_s - times_s[-1])
-                )
-            return float(np.interp(time_s, times_s[k : k + 2], values[k : k + 2]))
-        power_w = np.interp(time_s, times_s[k : k + 2], values[k : k + 2])
-        # Outside the samples, the first or last value is extrapolated as a constant.
-        if time_s > times_s[-1]:
-            return float(self._integral_j[-1] + power_w * (time_s - times_s[-1]))
-        if time_s < times_s[0]:
-            return float(power_w * (time_s - times_s[0]))
-        return float(self._integral_j[k] + (values[k] + power_w) / 2 * (time_s - times_s[k]))
-
-    def _slope(self, part: slice) -> float:
-        """Returns the mean power over some samples of a counter."""
-        times_s, values = self.times_s[part], self.values[part]
-        return float((values[-1] - values[0]) / (times_s[-1] - times_s[0]))
+            until_j, is_before = value, time_s < times_s[0]
+            near = slice(None, MAX_UNCHANGED) if is_before else slice(-MAX_UNCHANGED, None)
+            outside_w = np.ptp(values[near]) / np.ptp(times_s[near])
+        else:
+            k = np.searchsorted(times_s, inside_s, side="right") - 1
+            until_j = self._integral_j[k] + (values[k] + value) / 2 * (inside_s - times_s[k])
+            outside_w = value
+        return float(until_j + outside_w * (time_s - inside_s))
 
     @cached_property
     def _integral_j(self) -> NDArray[np.float64]:
         steps = np.diff(self.times_s) * (self.values[1:] + self.values[:-1]) / 2
         return np.concatenate([[0.0], np.cumsum(steps)])
+
+
+def _longest_s(
+    starts: NDArray[np.float64], ends: NDArray[np.float64], begin_s: float, end_s: float
+) -> float:
+    """Returns the longest of the times that overlap an interval."""
+    overlaps = (starts < end_s) & (ends > begin_s)
+    return float(np.max((ends - starts)[overlaps], initial=0.0))

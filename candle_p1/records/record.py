@@ -1,7 +1,7 @@
 """Run records: one JSON file per run, from which every report is made.
 
 Its type is candle_p1.records.types.RunRecord; candle_p1.records.schema generates the JSON Schema,
-``schemas/run-record-2.json``, from it. A record is validated when it is made and when it is read.
+``schemas/run-record-3.json``, from it. A record is validated when it is made and when it is read.
 The raw values of all ranks are in a file beside it (see candle_p1.records.per_rank).
 """
 
@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -24,14 +26,10 @@ from candle_p1.files import (
     reserve,
     write_atomically,
 )
-from candle_p1.records.parts import completed
 from candle_p1.records.per_rank import write_per_rank
+from candle_p1.records.segments import completed, known_sections
 from candle_p1.records.types import SCHEMA_VERSION, Failure, RunRecord
 from candle_p1.text import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 RECORD_NAME = "run.json"
 RESERVED_BYTES = 64 * 1024
@@ -60,7 +58,7 @@ def finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def make_record(facts: Mapping[str, Any], where: str = "record") -> RunRecord:
+def make_record(facts: Mapping[str, Any]) -> RunRecord:
     """Returns a record made of these sections, which are dictionaries or already typed.
 
     Raises:
@@ -69,34 +67,60 @@ def make_record(facts: Mapping[str, Any], where: str = "record") -> RunRecord:
     try:
         return RunRecord.model_validate(dict(facts))
     except ValidationError as error:
-        raise RecordError(f"{where}: {_explain(error)}") from error
+        raise RecordError(f"record: {_explain(error)}") from error
 
 
 def extend_record(record: RunRecord, **sections: Any) -> RunRecord:
-    """Returns a record with sections added or replaced; the parts of the run follow from them.
+    """Returns a record with sections added or replaced; its segments follow from them.
 
     Raises:
         RecordError: The result is not valid.
     """
-    known = {name: getattr(record, name) for name in record.model_fields_set}
-    return make_record(completed(known | sections))
+    return make_record(completed(known_sections(record) | sections))
 
 
-def end_record(path: Path, status: str, failure: Failure) -> None:
+def end_record(
+    path: Path,
+    status: str,
+    failure: Failure | None = None,
+    known: RunRecord | None = None,
+    **measured: Any,
+) -> RunRecord:
     """Ends a record file that still says "running"; leaves any other as it is.
 
+    Args:
+        path: The file.
+        status: How the run has ended.
+        failure: Why it has failed; None: it has not.
+        known: The record of the run that is "running", in case the file is missing or damaged.
+        measured: Sections of the record; none: what the run has measured so far.
+
+    Returns:
+        The record as it is then.
+
     Raises:
-        RecordError: The file is not a record.
+        RecordError: The file is not a record, and none is known; or a section is not valid.
         OSError: It cannot be written.
     """
-    record = read_record(path)
-    if record.status != "running":
-        return
-    how: dict[str, Any] = {"status": status, "ended": utc_now(), "failure": failure}
     try:
-        write_record(path, extend_record(read_so_far(path), **how))
+        record = read_record(path)
+    except RecordError:
+        if known is None:
+            raise
+        record = known
+    if record.status != "running":
+        return record
+    how: dict[str, Any] = {"status": status, "ended": utc_now()}
+    how |= {"failure": failure} if failure else {}
+    ended = extend_record(record if measured else read_so_far(path), **how, **measured)
+    try:
+        write_record(path, ended)
     except OSError:  # on a full disk, there may be space for less
-        write_record(path, extend_record(record, **how))
+        if measured:
+            raise
+        ended = extend_record(record, **how)
+        write_record(path, ended)
+    return ended
 
 
 def write_so_far(path: Path, record: RunRecord) -> None:

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.table import Table
 
-from candle_p1.records.parts import is_continued
-from candle_p1.records.parts_summary import checkpoints, parts_table, whole
+from candle_p1.records.rank_stats import Bytes, Seconds
+from candle_p1.records.segments import is_continued
 from candle_p1.records.tables import empty_table, number_or_words, quantity, table_of
-from candle_p1.records.types import Absent, StepTimes
+from candle_p1.records.types import (
+    Absent,
+    Communication,
+    EpochRecord,
+    JobEnergy,
+    ParameterValue,
+    PhaseTimes,
+    Position,
+    QualityFigure,
+    Rank,
+    RunRecord,
+    RunTotals,
+    SavedCheckpoints,
+    Segment,
+    StepTimes,
+    TimeKind,
+)
 from candle_p1.text import count, name_nodes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from candle_p1.records.spread import Bytes, Seconds
-    from candle_p1.records.types import (
-        CommunicationFacts,
-        Efficiency,
-        EnergyFacts,
-        EnergyTotal,
-        EpochFacts,
-        ParameterValue,
-        PhaseTimes,
-        QualityFigure,
-        RankFacts,
-        ReadingFacts,
-        RunRecord,
-    )
 
 MIB = 2**20
 
@@ -77,13 +76,17 @@ def results(record: RunRecord) -> Iterator[str]:
         shares = {name: phase.mean_s / record.total_s for name, phase in record.phases.items()}
         longest = sorted(shares, key=lambda name: -shares[name])[:3]
         parts = ", ".join(f"{shares[name]:.0%} {name}" for name in longest)
-        rate = record.training and record.training.samples_per_s
-        speed = f"; training at {rate:,.1f} samples/s" if rate else ""
+        num_per_s = record.training and record.training.samples_per_s
+        speed = f"; training at {num_per_s:,.1f} samples/s" if num_per_s else ""
         yield f"{record.total_s:.1f} s in all: {parts}{speed}"
     yield from _efficiency(record)
-    if record.energy and record.energy.kind != "absent":
-        yield _energy_line(record.energy)
-    yield from whole(record)
+    if (energy := record.energy) and energy.kind != "absent":
+        rate = f", read at {energy.power_hz:g} Hz" if energy.power_hz else ""
+        yield (
+            f"energy ({energy.kind}): {energy.total_j:,.1f} J, {energy.mean_w:,.1f} W on average,"
+            f" of {', '.join(energy.covers)} in all{rate}"
+        )
+    yield from _totals(record.totals)
     yield from _not_comparable(record)
 
 
@@ -91,8 +94,8 @@ def details(record: RunRecord) -> Iterator[str | Table]:
     """Yields everything that a record says, of a run in any state: first its summary."""
     yield from summary(record)
     yield from _ranks_and_files(record)
-    if record.parts:
-        yield parts_table(record.parts)
+    if record.segments:
+        yield _segment_table(record.segments)
     if record.phases:
         yield _phase_table(record, record.phases)
         yield _usage_table(record.phases)
@@ -102,7 +105,7 @@ def details(record: RunRecord) -> Iterator[str | Table]:
         yield from _communication_tables(record.communication)
     if record.energy:
         yield from _energy_tables(record.energy)
-    yield from checkpoints(record)
+    yield from _checkpoints(record.checkpoints)
     yield _parameter_table(record)
 
 
@@ -121,20 +124,16 @@ def _ranks_and_files(record: RunRecord) -> Iterator[str | Table]:
         if record.data and file.load:
             line += f", loaded in {file.load.max_s:.2f} s by {record.data.loader}"
         yield line
-        if file.reading and file.reading.union_s:
-            yield _reading_line(role, file.reading, record.num_ranks)
+        if file.reading and (union_s := file.reading.union_s):
+            rate = file.reading.read.mean_bytes * record.num_ranks / MIB / union_s
+            yield (
+                f"{role}: the ranks read for {union_s:.2f} s, {file.reading.mean_ranks:.1f} of them"
+                f" at a time, {rate:,.0f} MiB/s together"
+            )
 
 
-def _reading_line(role: str, reading: ReadingFacts, num_ranks: int) -> str:
-    rate = reading.read.mean_bytes * num_ranks / MIB / reading.union_s
-    return (
-        f"{role}: the ranks read for {reading.union_s:.2f} s, {reading.mean_ranks:.1f} of them at a"
-        f" time, {rate:,.0f} MiB/s together"
-    )
-
-
-def _rank_table(ranks: Sequence[RankFacts]) -> Table:
-    """Returns a table of the ranks, with identical ranks of a node in one row."""
+def _rank_table(ranks: Sequence[Rank]) -> Table:
+    """Identical ranks of a node are in one row."""
     alike: dict[tuple[str, ...], list[int]] = {}
     for rank in ranks:
         key = (rank.host, str(rank.node), rank.device, str(rank.threads))
@@ -148,18 +147,27 @@ def _rank_table(ranks: Sequence[RankFacts]) -> Table:
 
 
 def _phase_table(record: RunRecord, phases: Mapping[str, PhaseTimes]) -> Table:
-    """Returns a table of seconds per phase, with energy if it was measured."""
-    energy = record.energy
-    has_energy = energy is not None and any(
-        phase.energy_j is not None for phase in energy.phases.values()
-    )
-    columns = ["phase", "min", "mean", "max", "waiting"]
-    columns += ["energy (J)", "power (W)"] if has_energy else []
+    energy, columns = record.energy, ["phase", "min", "mean", "max", "waiting"]
+    energies = energy.phases if energy else {}
+    has_energy = any(phase.energy_j is not None for phase in energies.values())
+    if has_energy:
+        columns += ["energy (J)", "power (W)"]
     ranks = count(record.num_ranks, "rank")
     table = empty_table(f"{record.benchmark} on {ranks}: seconds per phase", *columns)
-    for name, phase in phases.items():
-        of_phase = energy.phases.get(name) if energy else None
-        _add_phase(table, name, phase, _energy_cells(of_phase) if has_energy else [], indent=0)
+
+    def add(phases: Mapping[str, PhaseTimes], indent: str = "") -> None:
+        for name, phase in phases.items():
+            cells = [f"{seconds:.2f}" for seconds in (phase.min_s, phase.mean_s, phase.max_s)]
+            cells.append(f"{phase.communication.mean_s:.2f}" if phase.communication else "")
+            if has_energy and not indent:
+                used = energies.get(name)
+                few = "~" if used and used.few_samples else ""
+                cells.append(few + quantity(used.energy_j if used else None))
+                cells.append(quantity(used.mean_w if used else None))
+            table.add_row(indent + name, *cells)
+            add(phase.regions or {}, f"{indent}  ")
+
+    add(phases)
     table.add_section()
     total = "" if record.total_s is None else f"{record.total_s:.2f}"
     cells = [quantity(energy.total_j), quantity(energy.mean_w)] if has_energy and energy else []
@@ -167,21 +175,65 @@ def _phase_table(record: RunRecord, phases: Mapping[str, PhaseTimes]) -> Table:
     return table
 
 
-def _energy_cells(energy: EnergyTotal | None) -> list[str]:
-    if energy is None:
-        return [quantity(None)] * 2
-    few = "~" if energy.few_samples else ""
-    return [few + quantity(energy.energy_j), quantity(energy.mean_w)]
+def _segment_table(segments: Sequence[Segment]) -> Table:
+    def place(position: Position | None) -> str:
+        return f"{position.epoch}/{position.step}" if position else ""
+
+    def number(num: int | None) -> str:
+        return "" if num is None else f"{num:,}"
+
+    return table_of(
+        "segments of the run: steps of each rank",
+        list(enumerate(segments, start=1)),
+        {
+            "segment": lambda number, each: str(number),
+            "status": lambda number, each: each.status,
+            "started (UTC)": lambda number, each: each.started[:19].replace("T", " "),
+            "ranks": lambda number, each: str(each.num_ranks),
+            "from epoch/step": lambda number, each: place(each.begin),
+            "to": lambda number, each: place(each.end),
+            "steps": lambda _, each: number(each.steps),
+            "lost": lambda _, each: number(each.lost_steps),
+            "time (s)": lambda number, each: _seconds(each.total_s, each.time_kind),
+            "energy (J)": lambda number, each: (
+                quantity(each.energy.energy_j) if each.energy else ""
+            ),
+        },
+        num_words=3,
+    )
 
 
-def _add_phase(
-    table: Table, name: str, phase: PhaseTimes, energy: Sequence[str], *, indent: int
-) -> None:
-    cells = [f"{seconds:.2f}" for seconds in (phase.min_s, phase.mean_s, phase.max_s)]
-    cells.append(f"{phase.communication.mean_s:.2f}" if phase.communication else "")
-    table.add_row("  " * indent + name, *cells, *energy)
-    for part_name, part in (phase.parts or {}).items():
-        _add_phase(table, part_name, part, [], indent=indent + 1)
+def _seconds(seconds: float | None, kind: TimeKind | None) -> str:
+    if seconds is None:
+        return ""
+    return ("~" if kind == "estimated" else "") + f"{seconds:.2f}"
+
+
+def _totals(totals: RunTotals | None) -> Iterator[str]:
+    if totals is None or totals.num_segments == 1:
+        return
+    lost, used = "an unknown number of steps", "energy not measured"
+    if totals.lost_steps is not None:
+        lost = count(totals.lost_steps, "step")
+    if totals.energy.energy_j is not None:
+        used = f"{totals.energy.energy_j:,.1f} J ({totals.energy.kind})"
+    yield (
+        f"continued, {count(totals.num_segments, 'segment')}:"
+        f" {_seconds(totals.total_s, totals.time_kind)} s in all, {lost} of each rank repeated;"
+        f" {used}"
+    )
+
+
+def _checkpoints(saved: SavedCheckpoints | None) -> Iterator[str]:
+    if saved is None:
+        return
+    line = f"{count(saved.num_saved, 'checkpoint')}, {saved.saved_bytes / MIB:,.1f} MiB"
+    if saved.wait:
+        line += f", for which training waited {saved.wait.max_s:.2f} s"
+    if saved.num_not_taken:
+        line += f"; {saved.num_not_taken} not taken, because the one before was being written"
+    yield f"{line}: {saved.directory}"
+    yield from (f"checkpoint not saved: {error}" for error in saved.errors)
 
 
 def _usage_table(phases: Mapping[str, PhaseTimes]) -> Table:
@@ -206,14 +258,14 @@ def _usage_table(phases: Mapping[str, PhaseTimes]) -> Table:
     )
 
 
-def _epoch_tables(epochs: Sequence[EpochFacts]) -> Iterator[str | Table]:
+def _epoch_tables(epochs: Sequence[EpochRecord]) -> Iterator[str | Table]:
     def milliseconds(times: Seconds | None) -> str:
         return f"{1e3 * times.max_s:.2f}" if times else ""
 
-    def factor(epoch: EpochFacts, i: int) -> str:
-        return f"{_factors(epoch.efficiency)[i]:.3f}" if epoch.efficiency else ""
+    def factor(epoch: EpochRecord, name: str) -> str:
+        return f"{getattr(epoch.efficiency, name):.3f}" if epoch.efficiency else ""
 
-    def exposed(epoch: EpochFacts) -> str:
+    def exposed(epoch: EpochRecord) -> str:
         seconds = epoch.exposed_communication
         return f"{seconds.mean_s:.3f}" if seconds else ""
 
@@ -229,9 +281,9 @@ def _epoch_tables(epochs: Sequence[EpochFacts]) -> Iterator[str | Table]:
             "hidden": lambda epoch, steps: (
                 "" if epoch.hidden_share is None else f"{epoch.hidden_share:.0%}"
             ),
-            "balance": lambda epoch, steps: factor(epoch, 0),
-            "communication": lambda epoch, steps: factor(epoch, 1),
-            "POP": lambda epoch, steps: factor(epoch, 2),
+            "balance": lambda epoch, steps: factor(epoch, "load_balance"),
+            "communication": lambda epoch, steps: factor(epoch, "communication_efficiency"),
+            "POP": lambda epoch, steps: factor(epoch, "parallel_efficiency"),
         },
     )
     first = epochs[0].steps.first if epochs[0].steps else None
@@ -242,15 +294,6 @@ def _epoch_tables(epochs: Sequence[EpochFacts]) -> Iterator[str | Table]:
         )
 
 
-def _factors(efficiency: Efficiency) -> tuple[float, float, float]:
-    """Returns load balance, communication efficiency and parallel efficiency."""
-    return (
-        efficiency.load_balance,
-        efficiency.communication_efficiency,
-        efficiency.parallel_efficiency,
-    )
-
-
 def _efficiency(record: RunRecord) -> Iterator[str]:
     efficiency = record.efficiency
     if efficiency is None or record.num_ranks == 1:
@@ -258,14 +301,14 @@ def _efficiency(record: RunRecord) -> Iterator[str]:
     if isinstance(efficiency, Absent):
         yield f"POP efficiency: not measured: {efficiency.reason}"
     else:
-        balance, communication, parallel = _factors(efficiency)
         yield (
-            f"POP efficiency {parallel:.3f} = load balance {balance:.3f} x communication"
-            f" efficiency {communication:.3f}"
+            f"POP efficiency {efficiency.parallel_efficiency:.3f} = load balance"
+            f" {efficiency.load_balance:.3f} x communication efficiency"
+            f" {efficiency.communication_efficiency:.3f}"
         )
 
 
-def _communication_tables(communication: CommunicationFacts) -> Iterator[Table]:
+def _communication_tables(communication: Communication) -> Iterator[Table]:
     totals: dict[str, Callable[[Any], str]] = {
         "MiB": lambda each: f"{each.num_bytes / MIB:,.2f}",
         "s per rank": lambda each: f"{each.time.mean_s:.3f}",
@@ -275,23 +318,23 @@ def _communication_tables(communication: CommunicationFacts) -> Iterator[Table]:
             "library": lambda each: each.library,
             "operation": lambda each: each.name,
             "calls": lambda each: f"{each.num_calls:,}",
+            **totals,
         }
         rows = [(each,) for each in communication.collectives]
-        yield table_of("communication: all ranks", rows, columns | totals, num_words=2)
+        yield table_of("communication: all ranks", rows, columns, num_words=2)
     if communication.message_sizes:
         columns = {
             "library": lambda each: each.library,
             "bytes": lambda each: f"{each.from_bytes:,} to {each.below_bytes - 1:,}",
             "messages": lambda each: f"{each.num_calls:,}",
-        }
-        rate: dict[str, Callable[[Any], str]] = {
-            "MB/s of a rank": lambda each: f"{each.bytes_per_s / 1e6:,.1f}"
+            **totals,
+            "MB/s of a rank": lambda each: f"{each.bytes_per_s / 1e6:,.1f}",
         }
         sizes = [(each,) for each in communication.message_sizes]
-        yield table_of("messages by size", sizes, columns | totals | rate)
+        yield table_of("messages by size", sizes, columns)
 
 
-def _energy_tables(energy: EnergyFacts) -> Iterator[str | Table]:
+def _energy_tables(energy: JobEnergy) -> Iterator[str | Table]:
     if energy.kind == "absent":
         yield f"energy: not measured: {energy.reason}"
         return
@@ -311,15 +354,6 @@ def _energy_tables(energy: EnergyFacts) -> Iterator[str | Table]:
         num_words=2,
     )
     yield from (f"note: {note}" for note in energy.notes)
-
-
-def _energy_line(energy: EnergyFacts) -> str:
-    covers = ", ".join(energy.covers)
-    rate = f", read at {energy.power_hz:g} Hz" if energy.power_hz else ""
-    return (
-        f"energy ({energy.kind}): {energy.total_j:,.1f} J, {energy.mean_w:,.1f} W on average,"
-        f" of {covers} in all{rate}"
-    )
 
 
 def _quality(quality: Mapping[str, QualityFigure]) -> Iterator[str]:

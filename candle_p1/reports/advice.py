@@ -6,22 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from candle_p1.reports.columns import TOTAL, time_parts
 from candle_p1.reports.experiments import Experiment, Point, Series
-from candle_p1.reports.frame import (
-    COMMUNICATING,
-    LOADING,
-    OTHER,
-    STARTUP,
-    STRONG,
-    TRAINING,
-    UNDIVIDED,
-    WAITING,
-    MissingDataError,
-    Run,
-)
+from candle_p1.reports.frame import LOADING, STRONG, TRAINING, WAITING, MissingDataError, Run
 from candle_p1.reports.published import published_epochs
 from candle_p1.reports.speed import Improvement, improvements
 from candle_p1.reports.statistics import estimate_ratio
-from candle_p1.reports.words import interval, listed, number, percent
+from candle_p1.reports.words import contents, interval, listed, number, percent
 from candle_p1.text import count
 
 Claim = tuple[bool, str]
@@ -30,31 +19,6 @@ Claim = tuple[bool, str]
 MAX_NAMES = 6
 SLOW_LOADERS = ("original", "chunked", "chunked_rows", "dask", "arrow", "polars")
 """With these, every rank reads the whole file."""
-
-FASTER = "use a larger batch, faster kernels or faster devices;"
-ADVICE = {
-    COMMUNICATING: (
-        "reduce the number or the size of the allreduces with a larger batch (--batch_size,"
-        " --batch_scaling), --backward_passes_per_step, --compression fp16, or --deterministic"
-        " False, which lets Horovod fuse tensors; or use fewer ranks"
-    ),
-    UNDIVIDED: (
-        "communication was not measured, so it is unknown whether computing or communication takes"
-        " the time. Measure it with --communication_log True (on CPUs only), or look at how the"
-        " time per epoch grows with the number of ranks"
-    ),
-    STARTUP: (
-        "nothing in the benchmark: importing the framework takes as long on any number of ranks."
-        " Its share is smaller in runs with more epochs or more data"
-    ),
-    OTHER: "run candle-p1 show --full and look at the phases preprocess, build and evaluate",
-    "parallel": "use --loader cached if the same files are read again, or more --load_threads",
-    "cached": (
-        "if the cache is on a shared file system, copy it to a local disk of each node with"
-        " --stage_dir"
-    ),
-}
-"""By the part of the time that dominates, or the loader where that is loading."""
 
 
 def on_ranks(counts: Sequence[int]) -> str:
@@ -146,36 +110,29 @@ def _advice(experiment: Experiment, series: Series, part: str) -> str:
     if part in (LOADING, WAITING) and loader in SLOW_LOADERS:
         gain = _measured_gain(experiment, series)
         return f"use --loader parallel, which reads every byte once per job; {gain}"
-    return ADVICE.get(part) or ADVICE.get(loader) or ADVICE["cached"]
+    advice = contents()["advice"]
+    return str(advice.get(part) or advice.get(loader) or advice["cached"])
 
 
 def _about_training(experiment: Experiment, series: Series) -> str:
-    if experiment.mode != STRONG:
-        return f"{FASTER} more ranks do not shorten an epoch"
     runs: list[Run] = list(series.timed[-1].runs["run"])
-    if all(map(_uses_all_cores, runs)):
-        return f"{FASTER} the ranks already use all cores of the node"
     times = [times for point in series.timed if (times := point.positive(TOTAL))]
-    if len(times) < 2:
-        return f"{FASTER} whether more ranks shorten the training was not measured here"
-    gain = estimate_ratio(times[-2], times[-1])
-    if gain.low <= 1:
-        return (
-            f"{FASTER} the last increase of the ranks gained a factor of {number(gain.value)}"
-            f" ({interval(gain)}), which is no reason to use more"
-        )
     trained, needed = runs[0]["epochs_per_rank"] or 0, published_epochs(experiment)
-    if not needed or runs[0]["settings"].get("data_parallel") == "batch_step":
-        return "use more ranks, which shorten the training, as long as the quality is sufficient"
-    if trained < needed:
-        return (
-            f"{FASTER} the {trained} epochs per rank are already fewer than the {needed} that the"
-            " paper found necessary, so more ranks would reduce the quality"
-        )
-    return (
-        f"use more ranks, which shorten the training, as long as each rank trains the {needed}"
-        f" epochs that the paper found necessary; here it trains {trained}"
-    )
+    gain = estimate_ratio(times[-2], times[-1]) if len(times) > 1 else None
+    if experiment.mode != STRONG:
+        kind = "weak"
+    elif all(map(_uses_all_cores, runs)):
+        kind = "all_cores"
+    elif gain is None:
+        kind = "one_size"
+    elif gain.low <= 1:
+        words = {"factor": number(gain.value), "interval": interval(gain)}
+        return str(contents()["training"]["no_gain"].format(**words))
+    elif not needed or runs[0]["settings"].get("data_parallel") == "batch_step":
+        kind = "gains"
+    else:
+        kind = "few_epochs" if trained < needed else "enough_epochs"
+    return str(contents()["training"][kind].format(trained=trained, needed=needed))
 
 
 def _uses_all_cores(run: Run) -> bool:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from candle_p1.reports.frame import PARTS
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 NOT_EVALUATED = "no run evaluated its model (--eval_bool False)"
 
@@ -72,8 +71,6 @@ def time_parts(runs: pd.DataFrame) -> pd.DataFrame:
 
     The parts of a run add up to its total.
     """
-    import pandas as pd
-
     return pd.DataFrame(list(runs["parts"]), columns=list(PARTS), dtype=float)
 
 

@@ -10,7 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import pandas as pd
 
 from candle_p1.errors import ParameterError
 from candle_p1.parameters.catalog import role_of
@@ -18,14 +20,19 @@ from candle_p1.parameters.parameter import Role
 from candle_p1.reports import columns
 from candle_p1.reports import statistics as stat
 from candle_p1.reports.columns import Quantity, covered, energy_kinds, known
-from candle_p1.reports.experiments import JIT, MIN_IN_RATIO, THREADS, by_value, describe, timed
+from candle_p1.reports.experiments import (
+    JIT,
+    MIN_IN_RATIO,
+    THREADS,
+    by_value,
+    describe,
+    timed,
+    varying,
+)
 from candle_p1.reports.frame import ENGINE, HOROVOD, Run, load_frame
-from candle_p1.reports.render import LEGEND, ReportTable
-from candle_p1.reports.words import listed
+from candle_p1.reports.render import ReportTable
+from candle_p1.reports.words import contents, listed
 from candle_p1.text import count
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 LOWER, HIGHER, SINGLE = "B is lower", "B is higher", "single run"
 ABSENT = "absent"
@@ -43,17 +50,6 @@ OF_MACHINE = {
     **{name: name for name in (JIT, "hosts", "cpu", "num_cores", "memory_gib", "devices")},
 }
 """The columns that are differences of machines, by what they are called."""
-
-CAVEATS = {
-    "data": "the data differ",
-    "machine": "the machines differ",
-    "engine": "engine (what averaged the gradients) differs, which affects times",
-    "deterministic": "deterministic (whether runs repeat bit for bit) differs, which affects times",
-    "fusion": "Horovod's fusion differs, which affects times",
-    "jit_compile": "jit_compile (whether XLA compiled the training step) differs, which affects"
-    " times",
-}
-"""What to say where the values of a column differ."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +154,7 @@ class RunComparison:
                 for row in pairing.rows
             ]
             yield ReportTable("", pairing.settings, headings, rows)
-        yield f"Medians, and B / A, or B - A for quality. {LEGEND}"
+        yield f"Medians, and B / A, or B - A for quality. {contents()['legend']}"
         if self.differences:
             yield ReportTable("", "differences", ("kind", "name", "A", "B"), self.differences)
         else:
@@ -241,12 +237,15 @@ def _varied(runs: Iterable[Run]) -> set[str]:
     Horovod's settings, threads, nodes and jit_compile usually follow from the number of ranks; they
     count only where they differ on the same number of ranks.
     """
-    values: dict[Any, set[str]] = defaultdict(set)
-    for run in runs:
-        for name, value in _settings(run).items():
-            follows = name.startswith(HOROVOD) or name in (THREADS, "nodes", JIT)
-            values[name, run["num_ranks"] if follows else None].add(repr(value))
-    return {name for (name, _), found in values.items() if len(found) > 1}
+
+    def follows(name: str) -> bool:
+        return name.startswith(HOROVOD) or name in (THREADS, "nodes", JIT)
+
+    return varying(
+        (name, follows(name) and run["num_ranks"], value)
+        for run in runs
+        for name, value in _settings(run).items()
+    )
 
 
 def _grouped(runs: Iterable[Run], varied: set[str]) -> dict[Any, list[Run]]:
@@ -314,7 +313,7 @@ def _caveats(a: Side, b: Side) -> Iterator[str]:
     """Yields what makes the numbers hard to compare, in sentences without a full stop."""
     sides = (a, b)
     kinds = [set(side.timed["synthetic"]) for side in sides]
-    for column, what in CAVEATS.items():
+    for column, what in contents()["caveats"].items():
         values = _words_of(sides, column)
         if all(values) and values[0] != values[1]:
             if column == "data" and kinds[0] != kinds[1]:

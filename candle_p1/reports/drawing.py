@@ -5,36 +5,23 @@ from __future__ import annotations
 import io
 import re
 import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from math import log2
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.figures import BLUE, GREEN, PURPLE, VERMILION, end_at_one
+from candle_p1.reports.statistics import Estimate
+from candle_p1.reports.words import contents
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from candle_p1.reports.statistics import Estimate
 
 COLORS = (BLUE, VERMILION, GREEN, PURPLE, "#E69F00", "#56B4E9", "#000000")
 """Those of Okabe and Ito, without yellow, which is hard to see on white."""
 
-ORANGE, SKY = COLORS[4:6]
-PHASES = {
-    "startup": ("start-up", "#BBBBBB", ""),
-    "load": ("data loading", VERMILION, "//"),
-    "digest": ("digest", "#F0E442", ""),
-    "preprocess": ("preprocess", GREEN, ""),
-    "build": ("build", SKY, ""),
-    "wait": ("waiting for the slowest loader", ORANGE, ".."),
-    "transfer": ("transfer of the weights", PURPLE, "\\\\"),
-    "train": ("training, including communication", BLUE, ""),
-    "evaluate": ("evaluate", "#332288", "xx"),
-    "report": ("report", "#777777", ""),
-}
-"""The title, colour and hatch of each phase, and of the parts of the broadcast."""
+PHASES: dict[str, list[str]] = contents()["phases"]
+"""The title, colour and hatch of each phase, and of the regions of the broadcast."""
 
 MARKERS = "osD^vPX"
 STYLES = ("-", "--", "-.", ":", "-", "--", "-.")
@@ -56,20 +43,7 @@ TITLE_CHARACTERS = 100
 MAX_TEXT = 200
 """The most characters of a label."""
 
-LOOK: Any = {
-    "svg.fonttype": "none",
-    "text.parse_math": False,
-    "svg.hashsalt": "candle_p1",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": "0.9",
-    "axes.titlesize": 10,
-    "legend.frameon": False,
-}
+LOOK: Any = contents()["look"]
 """Settings of matplotlib, for its rc_context."""
 
 

@@ -7,20 +7,27 @@ that differ among its runs. A point of a series is a number of ranks with its re
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from candle_p1.reports.columns import Quantity, known
-from candle_p1.reports.frame import BATCH, DATA, ENGINE, HOROVOD, LIMITS, STRONG, WEAK, load_frame
+from candle_p1.reports.frame import (
+    BATCH,
+    DATA,
+    ENGINE,
+    HOROVOD,
+    LIMITS,
+    STRONG,
+    WEAK,
+    Run,
+    load_frame,
+)
 from candle_p1.reports.statistics import Estimate, estimate_median
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from candle_p1.reports.frame import Run
 
 MODES = {
     STRONG: "strong scaling: ranks share the work",
@@ -99,15 +106,10 @@ class Series:
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """One benchmark on one machine in one mode.
+    """One benchmark on one machine, if it is known, in one of MODES, with some limits of the steps.
 
-    Attributes:
-        mode: A key of MODES.
-        limits: The limits of the steps of its runs, by parameter.
-        machine: None where no run got far enough to record it.
-        all_runs: By start: rows of the table of runs.
-        common: The settings that all of its runs share.
-        series: At least one; a run on one rank may be in several.
+    Its runs, which are rows of the table of runs, by start, share the settings in `common`. There
+    is at least one series; a run on one rank may be in several.
     """
 
     benchmark: str
@@ -193,30 +195,30 @@ def group(runs: Iterable[Run]) -> list[Experiment]:
     return [_experiment(frame.loc[found[key]], *key) for key in keys]
 
 
-def _varied_placement(runs: Iterable[Run]) -> set[str]:
-    """Returns what of threads, ranks per node and XLA differs among runs that are otherwise alike.
-
-    A rank's share of the cores falls with the number of ranks, which does not make a series;
-    different numbers of threads on the same number of ranks do. The same holds for ranks per node,
-    and for whether XLA compiled the training step, which may depend on the number of ranks, too.
-    """
-    seen: dict[Any, set[float]] = defaultdict(set)
-    for run in runs:
-        for name in (THREADS, JIT, RANKS_PER_NODE):
-            if run[name] is not None:
-                seen[name, run["num_ranks"], _key(run["settings"])].add(run[name])
-    return {name for (name, *_), values in seen.items() if len(values) > 1}
+def varying(settings: Iterable[tuple[str, Any, Any]]) -> set[str]:
+    """Returns the names that have several values for one key, of names, keys and values."""
+    values: dict[Any, set[str]] = defaultdict(set)
+    for name, key, value in settings:
+        values[name, key].add(repr(value))
+    return {name for (name, _), found in values.items() if len(found) > 1}
 
 
 def _experiment(frame: pd.DataFrame, *kind: Any) -> Experiment:
     runs = list(frame["run"])
-    placement = _varied_placement(runs)
+    # A rank's share of the cores falls with the number of ranks, which does not make a series;
+    # different numbers of threads on the same number of ranks do. The same holds for ranks per
+    # node, and for whether XLA compiled the training step.
+    placement = varying(
+        (name, (run["num_ranks"], _key(run["settings"])), run[name])
+        for run in runs
+        for name in (THREADS, JIT, RANKS_PER_NODE)
+        if run[name] is not None
+    )
     settings_of = [
         run["settings"] | {name: run[name] for name in placement if run[name] is not None}
         for run in runs
     ]
-    values = {(name, repr(v)) for settings in settings_of for name, v in settings.items()}
-    varied = {name for name, num in Counter(name for name, _ in values).items() if num > 1}
+    varied = varying((n, None, v) for settings in settings_of for n, v in settings.items())
     common = {n: v for settings in settings_of for n, v in settings.items() if n not in varied}
     own_settings = [{n: v for n, v in settings.items() if n in varied} for settings in settings_of]
     complete = {_key(own): own for own in own_settings if len(own) == len(varied)}

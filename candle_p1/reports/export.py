@@ -21,21 +21,8 @@ import pandas as pd
 from candle_p1.reports.experiments import Experiment, Series
 from candle_p1.reports.frame import STRONG, WEAK, Run
 from candle_p1.reports.render import ReportTable
-from candle_p1.reports.words import csv_text, file_name
+from candle_p1.reports.words import contents, csv_text, file_name
 
-FACTS = (
-    "record", "benchmark", "mode", "status", "perturbed_by", "failure", "started", "num_ranks",
-    "num_nodes", "threads", "synthetic", "data", "hosts", "cpu", "num_cores", "memory_gib",
-    "devices", "energy_kind",
-)  # fmt: skip
-QUANTITIES = (
-    "total_s", "epoch_s", "first_step_s", "broadcast_overhead_s", "broadcast_wait_s",
-    "broadcast_transfer_s", "samples_per_s", "communication_share", "load_balance",
-    "communication_efficiency", "parallel_efficiency", "energy_j", "power_w", "power_per_gpu_w",
-    "energy_per_gpu_j", "power_per_node_w", "energy_per_node_j",
-)  # fmt: skip
-GROUPS = ("phase_", "test_", "naive_", "training_", "plan_", "parameter_", "version_")
-"""The beginnings of the names of the last columns, in their order."""
 TYPES = {
     "boolean": "boolean",
     "integer": "Int64",
@@ -64,13 +51,14 @@ def tidy(runs: Iterable[Run]) -> pd.DataFrame:
     runs = list(runs)
     facts = [each for run in runs for each in run.facts.items()]
     known = {name for name, value in facts if value is not None or name.startswith("parameter_")}
-    names = [*FACTS, *QUANTITIES]
-    names += (name for group in GROUPS for name in sorted(known) if name.startswith(group))
+    columns = contents()["runs_csv"]
+    names = [*columns["facts"], *columns["quantities"]]
+    names += (n for group in columns["groups"] for n in sorted(known) if n.startswith(group))
     rows = [{name: _words(run[name]) for name in names} for run in runs]
     table = pd.DataFrame(rows, columns=names, dtype=object)
     kinds = {name: pd.api.types.infer_dtype(table[name], skipna=True) for name in names}
     types = {name: TYPES.get(kind, "string") for name, kind in kinds.items()}
-    return table.astype(types | dict.fromkeys(QUANTITIES, "Float64"))
+    return table.astype(types | dict.fromkeys(columns["quantities"], "Float64"))
 
 
 def to_csv(table: pd.DataFrame) -> str:

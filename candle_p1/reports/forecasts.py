@@ -11,7 +11,7 @@ from candle_p1.modelling.laws import JobShape
 from candle_p1.modelling.paper import LoaderTimes, PaperInputs, paper_source
 from candle_p1.reports.experiments import MODES, group
 from candle_p1.reports.frame import STRONG, WEAK, Run
-from candle_p1.reports.model_page import INTERVAL, Row, to_table
+from candle_p1.reports.model_page import Row, to_table
 from candle_p1.reports.modelled import fitted_words, model_experiment
 from candle_p1.reports.published import (
     ORIGINAL_LOADER,
@@ -21,32 +21,29 @@ from candle_p1.reports.published import (
     published_loading,
 )
 from candle_p1.reports.render import ReportTable
-from candle_p1.reports.words import listed, percent
+from candle_p1.reports.words import contents, listed, percent
 from candle_p1.text import count
 
 MACHINE = "Summit"
 PAPER_MODES = (STRONG, WEAK)
 """The modes of which the paper prints enough for a model."""
 
-SPAN = "Low and high are the ends of the span of all readings, which has no probability."
 UNEQUAL = "the ranks cannot have equal shares of the epochs; rounded up"
 
 
 def forecast_tables(found: Mapping[str, Any]) -> Iterator[ReportTable]:
     """Yields the forecasts, the best numbers of ranks, and the checks of `forecast_runs`."""
     title = found["title"]
-    note = INTERVAL if found["confidence"] else SPAN
+    ends = contents()["tables"]["interval" if found["confidence"] else "span"]
     if found["as_it_is"]:
-        yield to_table("as-it-is", f"{title}, as it is", _noted(found["as_it_is"]), note)
+        yield to_table("as-it-is", _noted(found["as_it_is"]), title=title, ends=ends)
         title = f"{title}, {found['changes']}"
-    yield to_table("forecast", title, _noted(found["points"]), note)
+    yield to_table("forecast", _noted(found["points"]), title=title, ends=ends)
     most = max(each["searched"][-1] for each in found["best"])
-    of = f"of up to {count(most, 'rank')}; efficient is a scaling efficiency of 70 %"
-    yield to_table("best", f"The best scale, {of}", found["best"])
+    yield to_table("best", found["best"], most=count(most, "rank"))
     if found["checks"]:
-        title = "The gain in time that the paper prints, and what follows from its other numbers"
         rows = [c | {"printed_percent": f"{c['printed_percent']:.2f}"} for c in found["checks"]]
-        yield to_table("checks", title, rows)
+        yield to_table("checks", rows)
 
 
 def _noted(points: Sequence[Row]) -> list[Row]:
@@ -98,17 +95,16 @@ def forecast_runs(
         ModelError: There are no runs of the benchmark, or too few.
     """
     found, reasons = [], []
-    for experiment in group(runs):
-        if experiment.benchmark != benchmark or experiment.mode not in modes:
-            continue
+    wanted = [each for each in group(runs) if each.benchmark == benchmark and each.mode in modes]
+    for experiment in wanted:
         modelled, missing = model_experiment(experiment, allreduce_s, ranks_per_node)
-        lacking = [f"{name}: {reason}" for name, reason in missing]
-        reasons += lacking
+        unmodelled = [f"{name}: {reason}" for name, reason in missing]
+        reasons += unmodelled
         if not modelled:
             continue
         originals = [e.name for e in modelled if e.series.settings.get("loader") == ORIGINAL_LOADER]
         base = next(iter(originals), modelled[0].name if len(modelled) > 1 else "")
-        notes = [fitted_words(modelled), *lacking]
+        notes = [fitted_words(modelled), *unmodelled]
         notes += [
             f"{each.name}: {fit.name} is badly fitted; held-out runs are missed by"
             f" {percent(fit.held_out or 0)}"
@@ -149,15 +145,13 @@ def forecast_paper(
             for each in (changes, Changes())
         )
         notes = [
-            "Nothing here was measured: it follows from numbers that the paper prints, which are"
-            " listed below. Low and high are the ends of the span of all ways to read them.",
+            contents()["forecast"]["paper"],
             *(f"not printed: {each}" for each in content()["not_printed"][benchmark]),
             *(f"used: {each}" for each in inputs_used(benchmark)),
         ]
         checks = gains_to_check(benchmark, mode)
         for each in checks:
-            point = forecast(unchanged, [each["ranks"]], base)[-1]
-            predicted = point["gain_percent"]
+            predicted = forecast(unchanged, [each["ranks"]], base)[-1]["gain_percent"]
             difference = predicted["value"] - each["printed_percent"]
             each |= {"predicted_percent": predicted, "difference_in_points": difference}
             each["note"] = each.pop("note")  # the last column

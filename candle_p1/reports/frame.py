@@ -22,10 +22,10 @@ import numpy as np
 from candle_p1.errors import RecordError
 from candle_p1.parameters.catalog import role_of
 from candle_p1.parameters.parameter import Role
-from candle_p1.records.parts import is_continued
 from candle_p1.records.per_rank import PerRank, read_per_rank
 from candle_p1.records.record import RECORD_NAME, read_record
-from candle_p1.records.types import Efficiency, EpochFacts, PhaseTimes, RunRecord
+from candle_p1.records.segments import is_continued
+from candle_p1.records.types import Efficiency, EpochRecord, PhaseTimes, RunRecord
 from candle_p1.scaling import share_epochs
 from candle_p1.text import printable
 
@@ -59,7 +59,7 @@ PLACES = {
     "loader": "data.loader",
     "stopped": "training.stopped",
     "samples_per_s": "training.samples_per_s",
-    "broadcast_wait_s": "phases.broadcast.parts.wait.max_s",
+    "broadcast_wait_s": "phases.broadcast.regions.wait.max_s",
     "load_balance": "efficiency.load_balance",
     "communication_efficiency": "efficiency.communication_efficiency",
     "parallel_efficiency": "efficiency.parallel_efficiency",
@@ -123,7 +123,7 @@ class Run:
         return read_per_rank(self.path, self.record)
 
     def phase_spans(self) -> Iterator[PhaseSpan]:
-        """Yields the phases in order, each followed by its parts; nothing without raw values."""
+        """Yields the phases in order, each followed by its regions; nothing without raw values."""
         if self.per_rank:
             yield from self._spans("phases", self.record.phases or {}, "", self.per_rank)
 
@@ -136,7 +136,7 @@ class Run:
             if seconds is not None:
                 unknown_s = np.full(len(seconds), np.nan)
                 yield PhaseSpan(name, within, unknown_s if begin_s is None else begin_s, seconds)
-            yield from self._spans(f"{here}.parts", phase.parts or {}, name, per_rank)
+            yield from self._spans(f"{here}.regions", phase.regions or {}, name, per_rank)
 
     @property
     def history(self) -> dict[str, list[float]]:
@@ -209,7 +209,7 @@ def _facts(record: RunRecord) -> dict[str, Any]:
     """Returns the columns of a run; those of phases are times on the slowest rank."""
     parameters = {name: each.value for name, each in record.parameters.items()}
     phases, plan, merits = record.phases or {}, dict(record.plan or {}), record.quality or {}
-    epochs: list[EpochFacts] = _at(record, "training.epochs") or []
+    epochs: list[EpochRecord] = _at(record, "training.epochs") or []
     ranks, nodes, num = record.ranks or [], record.num_nodes, record.num_ranks
     environment, source = record.environment, _at(record, "environment.source")
     reasons = {
@@ -229,7 +229,7 @@ def _facts(record: RunRecord) -> dict[str, Any]:
         "ranks_per_node": (num / nodes if num % nodes else num // nodes) if nodes else None,
         "hosts": " ".join(sorted({rank.host for rank in ranks})) or None,
         **_hardware(record),
-        "num_parts": len(record.parts or [record]),
+        "num_segments": len(record.segments or [record]),
         "seed": _of_type(int, parameters.get("rng_seed")),
         "deterministic": _of_type(bool, parameters.get("deterministic")),
         "epochs_per_rank": len(epochs) if facts["stopped"] else plan.get("epochs_per_rank"),
@@ -289,7 +289,7 @@ def _of_type(kind: type, value: Any) -> Any:
     return value if isinstance(value, kind) else None
 
 
-def _times(record: RunRecord, epochs: Iterable[EpochFacts]) -> dict[str, Any]:
+def _times(record: RunRecord, epochs: Iterable[EpochRecord]) -> dict[str, Any]:
     """Returns total, epochs, broadcast, communication, and parts of the time.
 
     The broadcast overhead is the paper's: from the first rank that is ready to broadcast to the end
@@ -303,7 +303,7 @@ def _times(record: RunRecord, epochs: Iterable[EpochFacts]) -> dict[str, Any]:
     elif train and train.mean_s and train.communication:
         is_known = isinstance(record.efficiency, Efficiency)
         share = train.communication.mean_s / train.mean_s if is_known else None
-    total_s = record.whole.total_s if record.whole else record.total_s
+    total_s = record.totals.total_s if record.totals else record.total_s
     parts_s = _parts_s(record, share, total_s or 0.0)
     sum_s = sum(parts_s.values())
     return {
@@ -311,7 +311,7 @@ def _times(record: RunRecord, epochs: Iterable[EpochFacts]) -> dict[str, Any]:
         "epoch_s": median(epochs_s) if epochs_s else None,
         "first_step_s": next((_at(epoch, "steps.first.max_s") for epoch in epochs), None),
         "broadcast_overhead_s": _communicated_s(record, "phases.broadcast"),
-        "broadcast_transfer_s": _communicated_s(record, "phases.broadcast.parts.transfer"),
+        "broadcast_transfer_s": _communicated_s(record, "phases.broadcast.regions.transfer"),
         "communication_share": share,
         "communication_percent": None if share is None else 100 * share,
         "parts": parts_s,
@@ -327,7 +327,7 @@ def _communicated_s(record: RunRecord, place: str) -> float | None:
     return (phase.communication or phase).max_s
 
 
-def _epoch_s(epoch: EpochFacts) -> float | None:
+def _epoch_s(epoch: EpochRecord) -> float | None:
     """Returns the time of an epoch on the slowest rank, without validation.
 
     The first step of the run is a warm-up: its epoch counts as if all of its steps had taken the
@@ -343,15 +343,9 @@ def _epoch_s(epoch: EpochFacts) -> float | None:
 
 def _parts_s(record: RunRecord, share: float | None, total_s: float) -> dict[str, float]:
     """Returns the known PARTS, in s; they add up to the total."""
+    places = ("startup", "load", "train", "broadcast.regions.wait", "broadcast.regions.transfer")
     startup_s, load_s, train_s, wait_s, transfer_s = (
-        _at(record, f"phases.{place}.mean_s") or 0.0
-        for place in (
-            "startup",
-            "load",
-            "train",
-            "broadcast.parts.wait",
-            "broadcast.parts.transfer",
-        )
+        _at(record, f"phases.{place}.mean_s") or 0.0 for place in places
     )
     parts = {STARTUP: startup_s, LOADING: load_s, WAITING: wait_s}
     if share is None:
@@ -383,7 +377,7 @@ def _settings(
         settings["epochs_scaling"], _ = share_epochs(epochs, 1, None, level)
     if "stage_dir" in parameters:
         settings["staged"] = parameters["stage_dir"] is not None
-    if _at(record, "phases.load.parts.write"):
+    if _at(record, "phases.load.regions.write"):
         settings["loader"] = "cached (first time)"
     settings |= {name: plan[name] for name in PLANNED if name in plan}
     if data:
@@ -438,12 +432,12 @@ def _engine(record: RunRecord, parameters: Mapping[str, Any]) -> str | None:
 
 
 def _energy(record: RunRecord) -> dict[str, Any]:
-    energy, whole = record.energy, record.whole.energy if record.whole else None
-    energy_j = whole.energy_j if whole else _at(energy, "total_j")
+    energy, totals = record.energy, record.totals.energy if record.totals else None
+    energy_j = totals.energy_j if totals else _at(energy, "total_j")
     mean_w, nodes = _at(energy, "mean_w"), record.num_nodes
     phases = energy.phases if energy else {}
     return {f"energy_{name}_j": each.energy_j for name, each in phases.items()} | {
-        "energy_kind": whole.kind if whole else energy.kind if energy else "absent",
+        "energy_kind": totals.kind if totals else energy.kind if energy else "absent",
         "energy_j": energy_j,
         "power_per_gpu_w": _per_gpu(record, "power.mean_w"),
         "energy_per_gpu_j": _per_gpu(record, "energy.mean_j"),

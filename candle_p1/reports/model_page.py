@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,36 +17,30 @@ from candle_p1.modelling.forecast import Changes, forecast
 from candle_p1.modelling.laws import PHASES
 from candle_p1.modelling.model import RunModel
 from candle_p1.modelling.samples import interval_of
+from candle_p1.reports import drawing
+from candle_p1.reports.drawing import COLORS, Drawing
 from candle_p1.reports.experiments import Experiment, group
-from candle_p1.reports.figures.model import draw_models
 from candle_p1.reports.frame import Run
 from candle_p1.reports.modelled import (
     BEYOND,
+    Missing,
     ModelledSeries,
     fitted_words,
     model_experiment,
 )
 from candle_p1.reports.render import ReportTable, Section
 from candle_p1.reports.sections import free_slug
-from candle_p1.reports.words import listed, percent
+from candle_p1.reports.words import contents, listed, percent
 from candle_p1.text import count
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Row = dict[str, Any]
 """An entry of a list in JSON, and a row of a table: numbers, words and intervals by name."""
 
-INTERVAL = "Low and high are the ends of 90 % prediction intervals for single runs."
 WHOLE_RUN = "whole run"
-LEAD = (
-    "Times and energies that are predicted from records of runs. What was measured is called so;"
-    " everything else is a prediction."
-)
-NOTES = (
-    "Phases are the mean over ranks; they add up to the time of a run. Each is fitted by itself,"
-    " with coefficients that cannot be negative, and of several laws the one that predicts held-out"
-    " runs best is taken.",
-    "A model of few sizes knows little: look at the extrapolation, and at the phases that"
-    " are marked as badly fitted, before you believe a number.",
-)
+MAX_SERIES, MAX_COLUMNS, TITLE_WIDTH = 6, 3, 44
 
 
 def model_page(
@@ -63,7 +58,8 @@ def model_page(
         ModelError: No series has enough runs; says what each lacks.
     """
     sections: list[Section] = []
-    notes, content = list(NOTES), []
+    said, content = contents()["model"], []
+    notes = list(said["notes"])
     if communication:
         notes.append(
             f"Measured: {communication}, with 95 % intervals. Of this time, the share that is"
@@ -93,7 +89,7 @@ def model_page(
     if not any(each["series"] for each in content):
         reasons = [f"{name}: {reason}" for each in content for name, reason in each["missing"]]
         raise ModelError("; ".join(reasons) or "no run with valid times has finished")
-    page = Section("", "CANDLE Pilot1: model", [LEAD], notes, sections=sections)
+    page = Section("", said["title"], [said["lead"]], notes, sections=sections)
     return page, {"notes": notes, "sections": content}
 
 
@@ -113,7 +109,7 @@ def _filled(
     draws: bool = True,
 ) -> Section:
     """Adds notes, figures and tables, whose names begin with the slug."""
-    figures, not_drawn = draw_models(modelled, slug) if draws else ([], [])
+    figures, not_drawn = _figures(modelled, slug) if draws else ([], [])
     return replace(
         section,
         notes=list(_notes(modelled, times)),
@@ -192,57 +188,31 @@ def _notes(modelled: Sequence[ModelledSeries], times: Sequence[Row]) -> Iterator
 def _tables(
     modelled: Sequence[ModelledSeries], times: Sequence[Row], slug: str
 ) -> Iterator[ReportTable]:
-    fitted = fitted_words(modelled)
     names: dict[int, list[str]] = {}
     models = {id(each.model): each.model for each in modelled}
     for each in modelled:
         names.setdefault(id(each.model), []).append(each.name)
-    fits = [
-        ({"series": "; ".join(names[key])}, _as_json(model), model) for key, model in models.items()
-    ]
-    title = "Model: measured and predicted total time"
-    rows = [row for each in modelled for row in _size_rows(each)]
-    yield to_table(f"{slug}-model-sizes", title, rows, INTERVAL, fitted)
-    note = (
-        "Of loaders that read while they parse, the share of loading that is reading is unknown:"
-        " with another file system, it is sampled uniformly between 0 and 1."
-    )
-    rows = [row for each in modelled for row in _what_if_rows(each)]
-    yield to_table(f"{slug}-what-if", "Model: what if", rows, INTERVAL, note, fitted)
-    note = (
-        "Low and high are the ends of 95 % intervals, from a bootstrap over runs. A rate without a"
-        " high end may be infinite, that is, its term may take no time. Of the whole run is a power"
-        " without a phase."
-    )
-    rows = [
-        name | each
-        for name, found, _ in fits
-        for each in found["parameters"]
-        if each["value"] is not None
-    ]
-    yield to_table(f"{slug}-model-parameters", "Model: parameters", rows, note, fitted)
-    note = (
-        "Errors are relative to the mean time of the phase, or 0.5 % of the total time if that is"
-        " longer. All runs of a size are held out at a time where three sizes or more were"
-        f" measured, else one run. A fit is bad where these are missed by more than"
-        f" {percent(BAD_FIT)}."
-    )
-    rows = [name | _fit_row(fit) for name, _, model in fits for fit in model.phases]
-    title = "Model: how well phases are fitted"
-    yield to_table(f"{slug}-model-fits", title, rows, note, fitted)
-    if times:
-        note = (
-            "The models were not fitted to these runs. Measured is their median, and inside are"
-            " those in the interval. Intervals of phases do not add up to that of the whole run."
-        )
-        rows = [
+    fits = [({"series": "; ".join(names[key])}, model) for key, model in models.items()]
+    rows = {
+        "model-sizes": [row for each in modelled for row in _size_rows(each)],
+        "what-if": [row for each in modelled for row in _what_if_rows(each)],
+        "model-parameters": [
+            name | each
+            for name, model in fits
+            for each in _as_json(model)["parameters"]
+            if each["value"] is not None
+        ],
+        "model-fits": [name | _fit_row(fit) for name, model in fits for fit in model.phases],
+        "model-held-out": [
             each
             | {"runs": len(each["measured_s"])}
             | {"difference_s": each["predicted_s"]["value"] - median(each["measured_s"])}
             for each in times
-        ]
-        title = "Model: runs that were held out"
-        yield to_table(f"{slug}-model-held-out", title, rows, INTERVAL, note)
+        ],
+    }
+    for kind, of_kind in rows.items():
+        if of_kind:
+            yield to_table(kind, of_kind, prefix=f"{slug}-", bad=percent(BAD_FIT))
 
 
 def _size_rows(each: ModelledSeries) -> Iterator[Row]:
@@ -288,14 +258,68 @@ def _fit_row(fit: PhaseFit) -> Row:
     }
 
 
+def _figures(modelled: Sequence[ModelledSeries], prefix: str) -> tuple[list[Drawing], Missing]:
+    import matplotlib as mpl
+
+    shown = [each for each in modelled if len(each.counts()) > 1]
+    if not shown:
+        return [], [("Figures", "all runs are on the same number of ranks")]
+    parts = [shown[i : i + MAX_SERIES] for i in range(0, len(shown), MAX_SERIES)]
+    with mpl.rc_context(drawing.LOOK):
+        return [
+            _draw(part, f"{prefix}-model" + f"-{i}" * (len(parts) > 1))
+            for i, part in enumerate(parts, 1)
+        ], []
+
+
+def _draw(series: Sequence[ModelledSeries], slug: str) -> Drawing:
+    figure, plots = drawing.new_figure(len(series), MAX_COLUMNS, sharey=True)
+    bounds = [_draw_curve(axes, each) for axes, each in zip(plots, series, strict=True)]
+    if max(high for _, high in bounds) > drawing.LOG_FROM * max(1e-9, min(b for b, _ in bounds)):
+        for axes in plots:
+            drawing.log_axis(axes)
+    else:
+        plots[0].set_ylim(bottom=0)
+    for axes, each in zip(plots, series, strict=True):
+        drawing.count_axis(axes, each.counts(), "ranks")
+        axes.set_title(fill(each.name, TITLE_WIDTH), fontsize=9)
+    for axes in plots[::MAX_COLUMNS]:
+        axes.set_ylabel("total time (s)")
+    drawing.legend_below(figure, *plots)
+    said = contents()["curve"]
+    caption = said["caption"].format(fitted=fitted_words(series))
+    return drawing.to_drawing(figure, slug, said["title"], caption)
+
+
+def _draw_curve(axes: Axes, each: ModelledSeries) -> tuple[float, float]:
+    """Draws one series; returns the ends of what is shown."""
+    counts, source = each.counts(), each.source()
+    found = [interval_of(source.samples(num).total_s) for num in counts]
+    lows, highs = ([interval[end] for interval in found] for end in ("low", "high"))
+    band: Any = {"color": COLORS[0], "alpha": 0.18, "lw": 0}
+    axes.fill_between(counts, lows, highs, label="90 % prediction interval of a run", **band)
+    most, medians = each.model.rank_counts[-1], [interval["value"] for interval in found]
+    num = sum(count <= most for count in counts)
+    line: Any = {"color": COLORS[0], "lw": 1.3}
+    axes.plot(counts[:num], medians[:num], "-", label="model", **line)
+    if num < len(counts):
+        start = max(0, num - 1)
+        axes.plot(counts[start:], medians[start:], "--", label="model, extrapolated", **line)
+    dots = [(num, run.total_s) for num, runs in each.runs.items() for run in runs]
+    dot: Any = {"s": 16, "marker": "o", "color": COLORS[1], "zorder": 3}
+    axes.scatter(*zip(*dots, strict=True), label="measured run", **dot)
+    return min(lows), max(highs)
+
+
 UNITS = {"_s": " (s)", "_j": " (J)", "_percent": " (%)"}
 ONLY_JSON = ("can_run", "shares", "confidence", "searched")
 
 
-def to_table(slug: str, title: str, rows: Sequence[Row], *notes: str) -> ReportTable:
+def to_table(kind: str, rows: Sequence[Row], prefix: str = "", **words: str) -> ReportTable:
     """Returns a table of rows of JSON, whose headings are their keys, without empty columns.
 
-    An interval has three columns; of a list, the median is shown.
+    Title and notes are those of contents.toml, with the words for what is in braces there. An
+    interval has three columns; of a list, the median is shown.
     """
     intervals = {name for row in rows for name, cell in row.items() if isinstance(cell, dict)}
     headings: list[str] = []
@@ -310,4 +334,7 @@ def to_table(slug: str, title: str, rows: Sequence[Row], *notes: str) -> ReportT
             if isinstance(cell, list):
                 cell = median(cell)
             flat += (cell.values() if cell else (None,) * 3) if name in intervals else [cell]
-    return ReportTable(slug, title, headings, cells, notes).without_empty_columns()
+    said = contents()["tables"]
+    words["interval"] = said["interval"]
+    title, *notes = (t.format(**words) for t in (said[kind]["title"], *said[kind].get("notes", ())))
+    return ReportTable(prefix + kind, title, headings, cells, notes).without_empty_columns()

@@ -14,7 +14,7 @@ from candle_p1.modelling.model import FORM_ERROR, RunModel, fit_model
 from candle_p1.modelling.observations import Observation, ShapeRule, observe
 from candle_p1.modelling.samples import PREDICTION_CONFIDENCE
 from candle_p1.reports.experiments import Experiment, Series, describe
-from candle_p1.reports.words import listed, percent
+from candle_p1.reports.words import contents, listed, percent
 from candle_p1.text import count
 
 POOLED = ("batch_size", "epochs")
@@ -26,13 +26,11 @@ BEYOND = 4
 
 @dataclass(frozen=True, eq=False)
 class ModelledSeries:
-    """A series with its model.
+    """A series with its model, which others share that differ in POOLED only.
 
-    Attributes:
-        model: The model, which others share that differ in POOLED only.
-        rule: How the shape of its runs follows from the number of ranks.
-        runs: Its runs by number of ranks, with those that were held out.
-        crowded: How many runs of its pool were left out, with more threads than cores, by ranks.
+    The rule is how the shape of its runs follows from the number of ranks. By number of ranks,
+    `runs` are its runs, with those that were held out, and `crowded` how many of its pool were left
+    out, with more threads than cores.
     """
 
     series: Series
@@ -100,9 +98,8 @@ def model_experiment(
             rules = [ShapeRule.of([o.record for o in used[e]], ranks_per_node) for e in pool]
             model = fit_model([run for each in pool for run in used[each]], allreduce_s)
         except ModelError as error:
-            settings = {
-                k: v for k, v in pool[0].settings.items() if k not in POOLED or not pool[1:]
-            }
+            hidden = POOLED if len(pool) > 1 else ()
+            settings = {k: v for k, v in pool[0].settings.items() if k not in hidden}
             reason = "; ".join(filter(None, (str(error), _left_out(crowded))))
             missing.append((describe(settings) or "all runs", reason))
             continue
@@ -142,20 +139,16 @@ def fitted_words(modelled: Sequence[ModelledSeries]) -> str:
     if num_held_out:
         larger = count(num_held_out, "larger size")
         why = f"from {larger} held out and {percent(FORM_ERROR)} that is assumed"
-    words = (
-        f"Fitted phase by phase to {told[0] if len(set(told)) == 1 else listed(told)}. Bands are"
-        f" {percent(PREDICTION_CONFIDENCE)} prediction intervals for single runs, from a bootstrap"
-        f" over runs. Beyond {count(most, 'rank')} nothing was measured: there, each factor of two"
-        f" adds {percent(max(each.form_error for each in models))} to the standard deviation,"
-        f" {why}. What no measured size shows, such as a network or a file system that saturates,"
-        " the model cannot know."
+    words = contents()["model"]["fitted"].format(
+        runs=told[0] if len(set(told)) == 1 else listed(told),
+        confidence=percent(PREDICTION_CONFIDENCE),
+        most=count(most, "rank"),
+        error=percent(max(each.form_error for each in models)),
+        why=why,
     )
     shapes = [run.shape for each in models for run in each.observations]
     if all(shape.num_nodes == 1 and shape.cores_per_node for shape in shapes):
-        words += (
-            " All runs were on one node; ranks that do not fit on it are predicted on further nodes"
-            " of its kind, whose network was not measured."
-        )
+        words = f"{words} {contents()['model']['one_node']}"
     of_pools = {id(each.crowded): each.crowded for each in modelled}
     left_out = _left_out(sum(of_pools.values(), Counter()))
-    return f"{words} {left_out.capitalize()}." if left_out else words
+    return f"{words} {left_out.capitalize()}." if left_out else str(words)

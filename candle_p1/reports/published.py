@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,11 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from candle_p1.toml_file import read_toml
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from candle_p1.reports.experiments import Experiment  # which takes time to import
 
-    from candle_p1.reports.experiments import Experiment
-
-    Number = int | float | str
+Number = int | float | str
 
 ORIGINAL_LOADER, METHOD_LOADER = "original", "chunked"
 PAPER_LOADERS = (ORIGINAL_LOADER, METHOD_LOADER)
@@ -23,21 +22,12 @@ PAPER_LOADERS = (ORIGINAL_LOADER, METHOD_LOADER)
 GAINS = ("improvement_", "change_")
 """The beginnings of the quantities that tell what the paper's method gains."""
 
-EPOCHS_TOLD = ("epochs_needed", "epochs_too_few", "epochs_to_run")
-"""The quantities that tell how many epochs each rank has to train."""
-
 
 @dataclass(frozen=True)
 class Published:
-    """A published value, or a statement without a number; "" is no figure or no certain benchmark.
+    """A published value, or a statement without a number; published.toml explains the fields.
 
-    Attributes:
-        quantity: The name of a Quantity, or what a finding asks for.
-        mode: strong, weak, batch, or any.
-        to: The upper end of a range that begins with the value.
-        num_ranks: The number of ranks that it was found with, or the largest one.
-        loaders: The loaders of whose runs it tells; () where that does not matter.
-        source: A key of `sources`.
+    "" is no figure or no certain benchmark; the mode is strong, weak, batch, or any.
     """
 
     quantity: str

@@ -6,7 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from candle_p1.parameters.catalog import role_of
 from candle_p1.parameters.parameter import Role
@@ -14,9 +16,6 @@ from candle_p1.reports.columns import Quantity
 from candle_p1.reports.experiments import RANKS_PER_NODE, THREADS, Experiment, describe
 from candle_p1.reports.frame import HOROVOD
 from candle_p1.reports.statistics import Estimate, estimate_difference
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 NOT_ABOUT_QUALITY = ("staged", THREADS, RANKS_PER_NODE)
 """Settings, besides parameters for speed, in which runs may differ and still learn the same."""
@@ -84,8 +83,6 @@ def of_each_seed(runs: pd.DataFrame, quantity: Quantity) -> list[float]:
 
 def epoch_groups(experiment: Experiment, quantity: Quantity) -> list[EpochGroup]:
     """Returns the groups of an experiment, each by ascending epochs per rank."""
-    import pandas as pd
-
     members: dict[str, list[pd.DataFrame]] = defaultdict(list)
     for series in experiment.series:
         settings = about_quality(series.settings)

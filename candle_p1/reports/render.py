@@ -1,4 +1,4 @@
-"""Pages: what they say, described once, and that as HTML, Markdown, CSV and tables on a screen."""
+"""Pages: what they say, described once, and that as HTML, CSV and tables on a screen."""
 
 from __future__ import annotations
 
@@ -14,23 +14,18 @@ from typing import TYPE_CHECKING, NamedTuple
 from candle_p1.errors import ParameterError
 from candle_p1.files import write_atomically
 from candle_p1.records.tables import as_cells, empty_table
+from candle_p1.reports.drawing import Drawing
 from candle_p1.reports.statistics import Estimate
-from candle_p1.reports.words import cell, csv_text, markdown_text, number
+from candle_p1.reports.words import cell, contents, csv_text, number
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from candle_p1.reports.drawing import Drawing
 
 Cell = str | int | float | Estimate | None
 Content = tuple[Sequence[str], Sequence[tuple[Cell, ...]], Sequence[str]]
 """The headings, rows and notes of a table."""
 
 PAGE_NAME = "index.html"
-LEGEND = (
-    "(a to b): 95 % interval. [a to b]: the range of fewer than 6 runs or, with its confidence, the"
-    " widest interval that few runs allow. Neither: a single run. -: unknown."
-)
 NUMBER = re.compile(r"[-+]?[\d.,]+ ?%?")
 """Text that is aligned like a number."""
 
@@ -85,15 +80,6 @@ class ReportTable:
             table.add_row(*row)
         return table
 
-    def to_markdown(self) -> str:
-        """Returns the table as Markdown, with title and notes."""
-        ruler = "|".join(["---", *["---:"] * (len(self.headings) - 1)])
-        rows = [_markdown_row(self.headings), f"|{ruler}|", *map(_markdown_row, self.texts)]
-        notes = [*self.notes, *([LEGEND] if self.has_estimates else [])]
-        beneath = (f"{markdown_text(note)}  " for note in notes)
-        lines = [f"**{markdown_text(self.title)}**", "", *rows, "", *beneath]
-        return "\n".join(lines).rstrip() + "\n"
-
     def to_csv(self) -> str:
         """Returns the table as CSV; an estimate has columns for its interval and confidence."""
         columns: list[Sequence[object]] = []
@@ -122,13 +108,9 @@ class Statement(NamedTuple):
 class Section:
     """A page or a part of it: what it says, draws and tabulates about one thing.
 
-    Attributes:
-        slug: Its anchor on the page; "" for none.
-        title: Its heading; "" for none.
-        lead: Sentences beneath that.
-        notes: What a reader has to know, in a box.
-        missing: The titles of what is not drawn, with the reasons.
-        is_folded: Whether only the heading is shown until it is clicked.
+    The slug is its anchor on the page; it and the title may be "". The lead are sentences beneath
+    the title, and the notes are in a box. `missing` has what is not drawn, with the reasons. Of a
+    folded section, only the title is shown until it is clicked.
     """
 
     slug: str
@@ -175,28 +157,27 @@ def render_page(page: Section) -> str:
 
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = files("candle_p1.reports").joinpath("page.html").read_text(encoding="utf-8")
-    return environment.from_string(template).render(page=page, legend=LEGEND)
+    return environment.from_string(template).render(page=page, legend=contents()["legend"])
 
 
 def write_page(page: Section, directory: Path, exports: Mapping[str, str | bytes]) -> Path:
-    """Writes index.html, figures/*.png and *.svg, tables/*.csv and *.md; returns the page's path.
+    """Writes index.html, figures/*.png and *.svg, tables/*.csv; returns the page's path.
 
     Exports are further files, by their paths. Files of an earlier page with other names are kept.
 
     Raises:
         ParameterError: The directory cannot be created or written to.
     """
-    contents = dict(exports)
+    found = dict(exports)
     for section in page.all_sections:
         for figure in section.figures:
-            contents[f"figures/{figure.slug}.svg"] = figure.svg
-            contents[f"figures/{figure.slug}.png"] = figure.png
+            found[f"figures/{figure.slug}.svg"] = figure.svg
+            found[f"figures/{figure.slug}.png"] = figure.png
         for table in section.tables:
-            contents[f"tables/{table.slug}.csv"] = table.to_csv()
-            contents[f"tables/{table.slug}.md"] = table.to_markdown()
-    contents[PAGE_NAME] = render_page(page)
+            found[f"tables/{table.slug}.csv"] = table.to_csv()
+    found[PAGE_NAME] = render_page(page)
     try:
-        for name, content in contents.items():
+        for name, content in found.items():
             path = directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, content)
@@ -221,7 +202,3 @@ def _text(value: Cell) -> str:
     if isinstance(value, float):
         return number(value)
     return f"{value:,}" if isinstance(value, int) else value
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(map(markdown_text, cells)) + " |"

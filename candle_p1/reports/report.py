@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from candle_p1.records.summary import details
+from candle_p1.reports.drawing import Drawing
 from candle_p1.reports.experiments import Experiment, describe, group
 from candle_p1.reports.export import extrap_files, tidy, to_csv
 from candle_p1.reports.figures.charts import draw_figures
@@ -15,13 +15,10 @@ from candle_p1.reports.frame import Run, Runs
 from candle_p1.reports.notes import notes_on, notes_on_all
 from candle_p1.reports.published import content
 from candle_p1.reports.render import ReportTable, Section, Statement, page_of
-from candle_p1.reports.rules import find
+from candle_p1.reports.rules import Finding, find
 from candle_p1.reports.sections import TOPICS, Topic, free_slug
+from candle_p1.reports.words import contents
 from candle_p1.text import count, printable
-
-if TYPE_CHECKING:
-    from candle_p1.reports.drawing import Drawing
-    from candle_p1.reports.rules import Finding
 
 MAX_RUNS = 20
 """Of more runs, the list is folded."""
@@ -51,15 +48,13 @@ def make_report(
     if find_spec("pyarrow"):
         exports["runs.parquet"] = table.to_parquet(None, engine="pyarrow", index=False)
     exports |= {f"extrap/{name}": text for name, text in extrap_files(experiments).items()}
-    told = "".join(f" {name}: {words}." for name, words in content()["machines"].items())
-    lead = (
-        'Based on run records alone. "Published" values are those printed in the text of'
-        f" {content()['sources']['paper']}; nothing is read off its figures.{told}"
-    )
+    machines = "".join(f" {name}: {words}." for name, words in content()["machines"].items())
+    paper, said = content()["sources"]["paper"], contents()["report"]
+    lead = said["lead"].format(paper=paper, machines=machines)
     summary = Section("summary", "Summary", sections=summaries)
     sections = [*([summary] if summaries else []), *sections, *_lists(runs)]
     notes = list(notes_on_all(runs))
-    return Section("", "CANDLE Pilot1: report", [lead], notes, sections=sections), exports
+    return Section("", said["title"], [lead], notes, sections=sections), exports
 
 
 def run_page(run: Run) -> Section:
@@ -117,19 +112,14 @@ def _part(
     said = [
         Statement(each.rule.title, [*each.sentences, *each.published])
         for each in findings
-        if each.rule.table == topic.slug and each.sentences and not each.rule.is_headline
+        if each.rule.topic == topic.slug and each.sentences and not each.rule.is_headline
     ]
     names = tuple(f"{prefix}-{kind}" for kind in topic.figures)
     drawn = [each for each in figures if each.slug.rstrip("-0123456789") in names]
     if not (table or said or drawn):
         return None
-    return Section(
-        f"{prefix}-{topic.slug}",
-        topic.title,
-        statements=said,
-        figures=drawn,
-        tables=[table] if table else [],
-    )
+    tables, slug = [table] if table else [], f"{prefix}-{topic.slug}"
+    return Section(slug, topic.title, statements=said, figures=drawn, tables=tables)
 
 
 def _summary(experiment: Experiment, slug: str, findings: Iterable[Finding]) -> Section:
@@ -137,7 +127,7 @@ def _summary(experiment: Experiment, slug: str, findings: Iterable[Finding]) -> 
         lead = ["No run with valid times has finished, so nothing can be said."]
         return Section("", experiment.title, lead)
     said = [
-        Statement(each.rule.title, [*each.sentences, *each.published], f"{slug}-{each.rule.table}")
+        Statement(each.rule.title, [*each.sentences, *each.published], f"{slug}-{each.rule.topic}")
         for each in findings
         if each.rule.is_headline and each.sentences
     ]
@@ -166,8 +156,8 @@ def _lists(runs: Runs) -> Iterator[Section]:
 
 
 def _remark(run: Run) -> str:
-    parts, perturbed_by = run["num_parts"], run["perturbed_by"]
-    told = [f"continued, {count(parts, 'part')}"] if parts > 1 else []
+    segments, perturbed_by = run["num_segments"], run["perturbed_by"]
+    told = [f"continued, {count(segments, 'segment')}"] if segments > 1 else []
     if perturbed_by and "continued" not in perturbed_by:
         told.append(perturbed_by)
     return "; ".join([*told, *filter(None, [run["failure"]])])

@@ -20,9 +20,8 @@ from candle_p1.reports import columns, quality, speed
 from candle_p1.reports.advice import Claim, dominating_parts, gained, on_ranks, what_to_change
 from candle_p1.reports.columns import ENERGY, EPOCH, TOTAL, Quantity
 from candle_p1.reports.experiments import MIN_IN_RATIO, Experiment, describe
-from candle_p1.reports.frame import BATCH, STRONG, MissingDataError
+from candle_p1.reports.frame import BATCH, MissingDataError
 from candle_p1.reports.published import (
-    EPOCHS_TOLD,
     METHOD_LOADER,
     ORIGINAL_LOADER,
     PAPER_LOADERS,
@@ -31,7 +30,7 @@ from candle_p1.reports.published import (
 )
 from candle_p1.reports.speed import FileLoad, file_loads, largest_files
 from candle_p1.reports.statistics import Estimate, estimate_difference, estimate_ratio
-from candle_p1.reports.words import interval, listed, number, percent
+from candle_p1.reports.words import contents, interval, listed, number, percent
 from candle_p1.text import count
 
 MAX_SENTENCES = 6
@@ -42,20 +41,12 @@ COMPARED_ELSEWHERE = {"loader", "load_threads", "staged", "kernels", "epochs"}
 
 @dataclass(frozen=True)
 class Rule:
-    """A kind of finding.
+    """A kind of finding; contents.toml explains its fields. `claims` is a key of CLAIMS."""
 
-    Attributes:
-        table: The last part of the slug of the table that has its numbers.
-        claims: Yields what the records show; raises MissingDataError where they lack what it needs.
-        published: The quantities of which the paper's values belong to it.
-        is_headline: Whether it belongs in the summary.
-        in_table: Whether its table has what more than MAX_SENTENCES sentences would say.
-    """
-
+    claims: str
     title: str
-    table: str
-    claims: Callable[[Experiment], Iterable[Claim]]
-    published: tuple[str, ...] = ()
+    topic: str
+    published: Sequence[str] = ()
     is_headline: bool = False
     in_table: bool = False
 
@@ -88,7 +79,7 @@ def _apply(rule: Rule, experiment: Experiment) -> Finding:
     unsure: list[str] = []
     missing = ""
     try:
-        for holds, sentence in rule.claims(experiment):
+        for holds, sentence in CLAIMS[rule.claims](experiment):
             (sure if holds else unsure).append(sentence)
         missing = "" if sure or unsure else "no runs can be compared"
     except MissingDataError as error:
@@ -104,8 +95,7 @@ def _apply(rule: Rule, experiment: Experiment) -> Finding:
     return Finding(rule, sentences, told, tuple(unsure[:MAX_SENTENCES]), missing)
 
 
-def _improvement(experiment: Experiment, quantity: Quantity, table: str) -> Iterator[Claim]:
-    of_method, without, _ = PAIRS[table]
+def _improvement(experiment: Experiment, *, quantity: Quantity, of_method: bool) -> Iterator[Claim]:
     if quantity is ENERGY:
         parts = columns.covered(experiment.runs)
         if not parts:
@@ -116,7 +106,7 @@ def _improvement(experiment: Experiment, quantity: Quantity, table: str) -> Iter
         quantity = columns.labelled(quantity, experiment.runs)
     pairs = speed.pairs(experiment, {of_method})
     if not pairs:
-        raise MissingDataError(without)
+        raise MissingDataError(speed.NO_METHOD_PAIR if of_method else speed.NO_OTHER_PAIR)
     gains = {pair: found for pair in pairs if (found := speed.improvements(*pair, quantity))}
     if not gains:
         raise MissingDataError(
@@ -132,29 +122,20 @@ def _improvement(experiment: Experiment, quantity: Quantity, table: str) -> Iter
         yield bool(sure), f"{compared}: {'; '.join(parts)}"
 
 
-def _on_most_ranks(experiment: Experiment, quantity: Quantity) -> Iterator[Claim]:
-    of_series = {e.name: speed.speedups(experiment, e, quantity) for e in experiment.series}
+def _epoch_growth(experiment: Experiment) -> Iterator[Claim]:
+    of_series = {e.name: speed.speedups(experiment, e, EPOCH) for e in experiment.series}
     last_of = {name: found[-1] for name, found in of_series.items() if found}
     if not last_of:
         raise MissingDataError("no series was run on two numbers of ranks")
     for name, last in last_of.items():
-        ratio, on_base = last.speedup, on_ranks([last.base.num_ranks])
-        place, base = (
-            f"{name}: {on_ranks([last.point.num_ranks])}",
-            f"{number(last.base_s)} s {on_base}",
+        growth = last.speedup.map(lambda factor: 1 / factor)
+        told = (
+            f"{name}: {on_ranks([last.point.num_ranks])}, an epoch takes {number(growth.value)}"
+            f" times as long ({interval(growth)}) as the {number(last.base_s)} s"
+            f" {on_ranks([last.base.num_ranks])}"
         )
-        if quantity is EPOCH:
-            growth = ratio.map(lambda factor: 1 / factor)
-            longer = f"{number(growth.value)} times as long ({interval(growth)})"
-            told = f"{place}, an epoch takes {longer} as the {base}"
-        else:
-            what = "speed-up" if experiment.mode == STRONG else "T(base) / T(P)"
-            told = f"{place}, the {what} of the total time is {_told(ratio)}"
-            if last.efficiency is not None:
-                told += f", a scaling efficiency of {number(last.efficiency.value)}"
-            told += f", relative to {base}"
-            told += ", because there is no run on 1 rank" * (last.base.num_ranks != 1)
-        yield ratio.excludes(1), told + (f"; {last.compiled_apart}" if last.compiled_apart else "")
+        apart = f"; {last.compiled_apart}" if last.compiled_apart else ""
+        yield last.speedup.excludes(1), told + apart
 
 
 def _method_loading(experiment: Experiment) -> Iterator[Claim]:
@@ -333,45 +314,20 @@ def _told(estimate: Estimate) -> str:
     return f"{number(estimate.value)} ({interval(estimate)})"
 
 
-PAIRS = {
-    "improvement": (True, speed.NO_METHOD_PAIR, "the paper's loading"),
-    "other-improvement": (False, speed.NO_OTHER_PAIR, "other loaders and kernels"),
+CLAIMS: dict[str, Callable[[Experiment], Iterable[Claim]]] = {
+    "dominating_parts": dominating_parts,
+    "time_of_method": partial(_improvement, quantity=TOTAL, of_method=True),
+    "time_of_others": partial(_improvement, quantity=TOTAL, of_method=False),
+    "energy_of_method": partial(_improvement, quantity=ENERGY, of_method=True),
+    "energy_of_others": partial(_improvement, quantity=ENERGY, of_method=False),
+    "epochs_needed": _epochs_needed,
+    "batch_strategies": _batch_strategies,
+    "what_to_change": what_to_change,
+    "epoch_growth": _epoch_growth,
+    "method_loading": _method_loading,
+    "other_loading": _other_loading,
+    "other_settings": _other_settings,
 }
-"""By table: whether it has the pairs of the paper's method, what to say of none, and their name."""
+"""What yields what the records show; raises MissingDataError where they lack what it needs."""
 
-BATCHES = ("best_strategy", "total_s", "batch_size_limit", "accuracy")
-RULES = (
-    Rule("What dominates", "shares", dominating_parts, ("dominates",), True),
-    *(
-        Rule(
-            f"{quantity.title.capitalize()} with {compared}",
-            table,
-            partial(_improvement, quantity=quantity, table=table),
-            (f"improvement_{quantity.name}",) if table == "improvement" else (),
-            is_headline=True,
-            in_table=True,
-        )
-        for quantity in (TOTAL, ENERGY)
-        for table, (_, _, compared) in PAIRS.items()
-    ),
-    Rule(
-        "Epochs per rank",
-        "quality",
-        _epochs_needed,
-        (*EPOCHS_TOLD, "loss"),
-        True,
-    ),
-    Rule("Scaling of the batch size", "quality", _batch_strategies, BATCHES, True),
-    Rule("What to change", "shares", what_to_change, is_headline=True),
-    Rule("Speed-up", "scaling", partial(_on_most_ranks, quantity=TOTAL), in_table=True),
-    Rule(
-        "Time per epoch",
-        "training",
-        partial(_on_most_ranks, quantity=EPOCH),
-        ("epoch_s",),
-        in_table=True,
-    ),
-    Rule("The paper's loading", "loading", _method_loading, ("improvement_load_s",)),
-    Rule("Other loaders", "loading", _other_loading),
-    Rule("Other settings", "times", _other_settings),
-)
+RULES = [Rule(**each) for each in contents()["rules"]]

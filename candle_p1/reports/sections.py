@@ -11,10 +11,10 @@ from candle_p1.reports import columns as c
 from candle_p1.reports.columns import Quantity
 from candle_p1.reports.experiments import Experiment, Point
 from candle_p1.reports.frame import PARTS
-from candle_p1.reports.published import EPOCHS_TOLD, all_published, published, published_loading
+from candle_p1.reports.published import all_published, published, published_loading
 from candle_p1.reports.render import Cell, Content, ReportTable
 from candle_p1.reports.speed import file_loads, gains_table, scaling_table
-from candle_p1.reports.words import file_name, listed
+from candle_p1.reports.words import contents, file_name, listed
 
 Column = Quantity | tuple[str, Callable[[Point], Cell]]
 """A quantity, of which the median is shown, or a heading and what its column shows of a point."""
@@ -22,33 +22,21 @@ Column = Quantity | tuple[str, Callable[[Point], Cell]]
 
 @dataclass(frozen=True)
 class Topic:
-    """What the section of an experiment says about one thing.
-
-    Attributes:
-        slug: The last part of its anchor, of its table's files, and what findings refer to.
-        title: Its heading.
-        table: The columns of a table of points, or what returns headings, rows and notes.
-        figures: The kinds of figures that it shows.
-        published: The quantities of which the paper's values stand beneath its table.
-        note: What stands beneath a table of points.
-    """
+    """What the section of an experiment says about one thing; contents.toml explains the fields."""
 
     slug: str
     title: str
-    table: Sequence[Column] | Callable[[Experiment], Content]
-    figures: tuple[str, ...] = ()
-    published: tuple[str, ...] = ()
+    figures: Sequence[str] = ()
+    published: Sequence[str] = ()
     note: str = ""
 
     def make_table(self, experiment: Experiment, prefix: str) -> ReportTable | None:
         """Returns its table without empty columns; None if it has no rows."""
-        if callable(self.table):
-            headings, rows, notes = self.table(experiment)
-        else:
-            headings, rows, notes = of_points(experiment, self.table, self.note)
+        headings, rows, notes = TABLES[self.slug](experiment)
         if not rows:
             return None
-        notes = (*notes, *map(str, published(experiment, *self.published)))
+        notes = [self.note] * bool(self.note) + [*notes]
+        notes += map(str, published(experiment, *self.published))
         table = ReportTable(f"{prefix}-{self.slug}", self.title, headings, rows, notes)
         return table.without_empty_columns()
 
@@ -56,7 +44,6 @@ class Topic:
 def of_points(
     experiment: Experiment,
     columns: Sequence[Column],
-    note: str = "",
     which: Callable[[Point], object] = lambda point: len(point.runs),
 ) -> Content:
     """Returns a table with a row for each point that has runs with times."""
@@ -70,7 +57,7 @@ def of_points(
         for point in series.points
         if which(point)
     ]
-    return ("series", "ranks", *headings), rows, [note] if note else []
+    return ("series", "ranks", *headings), rows, []
 
 
 def _times(experiment: Experiment) -> Content:
@@ -78,12 +65,7 @@ def _times(experiment: Experiment) -> Content:
     if (experiment.all_runs["status"] != "ok").any():
         columns.append(("not finished", lambda point: point.num_unfinished))
     columns += [c.TOTAL, c.LOAD, c.BROADCAST, c.WAIT, c.TRANSFER, c.TRAIN]
-    note = (
-        "Medians of the slowest rank. The broadcast overhead is the paper's: from the first rank"
-        " that is ready to broadcast to the end of the broadcast, that is, waiting for the slowest"
-        " loader and the transfer of the weights."
-    )
-    return of_points(experiment, columns, note, lambda p: len(p.runs) or p.num_unfinished)
+    return of_points(experiment, columns, lambda p: len(p.runs) or p.num_unfinished)
 
 
 def _epochs(point: Point) -> Cell:
@@ -120,7 +102,7 @@ def _quality(experiment: Experiment) -> Content:
 def _efficiency(experiment: Experiment) -> Content:
     communication = Quantity("communication_percent", "communication in training", "%")
     shown = (communication, c.LOAD_BALANCE, c.COMMUNICATION_EFFICIENCY, c.PARALLEL_EFFICIENCY)
-    return of_points(experiment, shown, "", lambda p: p.num_ranks > 1 and len(p.runs))
+    return of_points(experiment, shown, lambda p: p.num_ranks > 1 and len(p.runs))
 
 
 def _power(experiment: Experiment) -> Content:
@@ -128,13 +110,10 @@ def _power(experiment: Experiment) -> Content:
     runs = experiment.runs
     columns = (c.EPOCH, *(c.labelled(e, runs) for pair in c.POWER_AND_ENERGY for e in pair))
     rates = sorted({hz for hz in c.known(runs[runs["energy_j"].notna()], "power_hz") if hz})
-    note = (
-        "Per GPU: means over all GPUs. Per node: means over the nodes, the devices of a node added"
-        f" up. Power was read at {listed([f'{hz:g}' for hz in rates])} Hz (--power_hz)."
-    )
-    headings, rows, notes = of_points(experiment, columns, note, lambda p: p.values(c.ENERGY))
+    note = contents()["power"]["note"].format(rates=listed([f"{hz:g}" for hz in rates]))
+    headings, rows, _ = of_points(experiment, columns, lambda p: p.values(c.ENERGY))
     of_paper = [str(each) for each in all_published() if each.quantity == "power_rate"]
-    return headings, rows, [*notes, *of_paper]
+    return headings, rows, [note, *of_paper]
 
 
 def _loading(experiment: Experiment) -> Content:
@@ -150,64 +129,26 @@ def _loading(experiment: Experiment) -> Content:
     return ("file", "MB", "loader", "ranks", "time (s)", "source"), rows, []
 
 
-TOPICS = (
-    Topic(
-        "times",
-        "Times",
-        _times,
-        ("performance",),
-        ("load_s", "broadcast_overhead_s", "total_s", "batch_size_limit", "dominates"),
+TABLES: dict[str, Callable[[Experiment], Content]] = {
+    "times": _times,
+    "shares": partial(
+        of_points, columns=[Quantity(f"percent_{part}", part, "%") for part in PARTS]
     ),
-    Topic(
-        "shares",
-        "Shares of the total time",
-        [Quantity(f"percent_{part}", part, "%") for part in PARTS],
-        ("parts", "ranks"),
+    "training": partial(
+        of_points,
+        columns=(EPOCHS_PER_RANK, c.EPOCH, c.FIRST_STEP, (c.SAMPLES.heading, _mean_rate)),
     ),
-    Topic(
-        "training",
-        "Training",
-        (EPOCHS_PER_RANK, c.EPOCH, c.FIRST_STEP, (c.SAMPLES.heading, _mean_rate)),
-        published=("epoch_s",),
-        note="Medians of the slowest rank; for the rate, the harmonic mean. The time per epoch"
-        " excludes validation and the first step of the run, which is a warm-up and has a column of"
-        " its own; the rate includes all steps.",
-    ),
-    Topic(
-        "improvement",
-        "Improvement by the paper's loading (chunked against original)",
-        partial(gains_table, of_method=True),
-        ("improvement",),
-        (
-            "improvement_total_s",
-            "improvement_energy_j",
-            "change_power_w",
-            "improvement_load_s",
-            "improvement_broadcast_overhead_s",
-        ),
-    ),
-    Topic(
-        "other-improvement",
-        "Improvement by other loaders and kernels",
-        partial(gains_table, of_method=False),
-    ),
-    Topic("scaling", "Speed-up and scaling efficiency", scaling_table, ("scaling",)),
-    Topic(
-        "quality",
-        "Quality",
-        _quality,
-        ("quality", "epochs"),
-        ("accuracy", "loss", *EPOCHS_TOLD, "best_strategy"),
-    ),
-    Topic(
-        "efficiency",
-        "Communication and POP efficiency",
-        _efficiency,
-        ("communication", "timeline"),
-    ),
-    Topic("power", "Time per epoch, power and energy", _power, ("energy", "power"), ("epoch_s",)),
-    Topic("loading", "Loading by file", _loading, ("loaders",)),
-)
+    "improvement": partial(gains_table, of_method=True),
+    "other-improvement": partial(gains_table, of_method=False),
+    "scaling": scaling_table,
+    "quality": _quality,
+    "efficiency": _efficiency,
+    "power": _power,
+    "loading": _loading,
+}
+"""What makes the table of a topic."""
+
+TOPICS = [Topic(**each) for each in contents()["topics"]]
 
 
 def free_slug(experiment: Experiment, taken: Collection[str]) -> str:

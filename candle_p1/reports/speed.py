@@ -24,7 +24,7 @@ from candle_p1.reports.frame import STRONG, WEAK, Run
 from candle_p1.reports.published import METHOD_LOADER, ORIGINAL_LOADER, PAPER_LOADERS
 from candle_p1.reports.render import Cell, Content
 from candle_p1.reports.statistics import Estimate, estimate_median, estimate_ratio
-from candle_p1.reports.words import listed
+from candle_p1.reports.words import contents, listed
 from candle_p1.text import count
 
 BASES = {"loader": PAPER_LOADERS, "kernels": ("plain",)}
@@ -190,13 +190,10 @@ def _by_repeat(series: Series, quantity: Quantity) -> dict[tuple[int, int | None
 
 @dataclass(frozen=True)
 class FileLoad:
-    """The loads of one file by one loader on one number of ranks.
+    """The loads of one file by one loader on one number of ranks, on the slowest rank.
 
-    Attributes:
-        role: train, test, ….
-        method: The loader, and other settings that affect loading and vary, in words.
-        alike: The settings of ABOUT_FILES that vary, in words.
-        seconds: The times of the slowest rank.
+    The method is the loader, and other settings that affect loading and vary; `alike` are the
+    settings of ABOUT_FILES that vary. Both are words.
     """
 
     role: str
@@ -261,13 +258,9 @@ def scaling_table(experiment: Experiment) -> Content:
         )
         for series, quantity, e in found
     ]
-    note = {
-        STRONG: "Scaling efficiency is the speed-up divided by the ratio of the numbers of ranks.",
-        WEAK: "Scaling efficiency is T(base) / T(P), because the work grows with P.",
-    }
-    notes = [note[experiment.mode]] if experiment.mode in note else []
+    note = contents()["efficiency"].get(experiment.mode)
     apart = {f"{series.name}: {e.compiled_apart}." for series, _, e in found if e.compiled_apart}
-    return headings, rows, [*notes, *sorted(apart)]
+    return headings, rows, [*filter(None, [note]), *sorted(apart)]
 
 
 def gains_table(experiment: Experiment, *, of_method: bool) -> Content:
@@ -290,9 +283,4 @@ def gains_table(experiment: Experiment, *, of_method: bool) -> Content:
 
     change = f"change of {measured[0][0].title} (%)" if measured else ""
     headings = ("quantity", "series", "base", "ranks", "improvement (%)", "claim", change)
-    note = (
-        '(base - series) / base. Rows "all, paired" are the median over pairs of runs with the same'
-        ' number of ranks and the same seed. A claim is "significant" where a 95 % interval'
-        " excludes 0."
-    )
-    return headings, [row for pair in compared for row in rows(pair)], [note]
+    return headings, [row for pair in compared for row in rows(pair)], []

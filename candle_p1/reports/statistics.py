@@ -8,13 +8,11 @@ confidence of 95 %, the widest interval is given, with the confidence that it ha
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import comb, sqrt
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from typing import Any
 
 CONFIDENCE = 0.95
 NOT_SIGNIFICANT, TOO_FEW = "not significant", "too few runs"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Sequence
+from functools import cache
 from math import floor, isfinite
+from pathlib import Path
+from typing import Any
 
 from candle_p1.reports.statistics import Estimate
+from candle_p1.toml_file import read_toml
 
 DIGITS = 3
 MAX_DECIMALS = 4
@@ -16,6 +19,12 @@ MAX_DECIMALS = 4
 NAME_LENGTH = 60
 FORMULA = re.compile(r"(?![-+]?[\d.][-+.,e\d ]*$)[=+\-@\t\r]")
 """How text begins that spreadsheets take for a formula. Numbers are none."""
+
+
+@cache
+def contents() -> dict[str, Any]:
+    """Returns contents.toml: titles, captions and explanations, which are described there."""
+    return read_toml(Path(__file__).with_name("contents.toml"))
 
 
 def number(value: float, like: float | None = None) -> str:
@@ -88,12 +97,6 @@ def file_name(words: str) -> str:
 def csv_text(text: str) -> str:
     """Returns the text of a CSV cell, with an apostrophe before what would be a formula."""
     return f"'{text}" if FORMULA.match(text) else text
-
-
-def markdown_text(text: str) -> str:
-    """Returns text that Markdown shows as it is, on one line: no HTML, links or table cells."""
-    escaped = html.escape(" ".join(text.split("\n")), quote=False)
-    return escaped.replace("|", "\\|").replace("](", "]\\(")
 
 
 def _decimals(value: float) -> int:

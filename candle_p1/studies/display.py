@@ -49,8 +49,8 @@ def _argv(run: PlannedRun) -> list[str]:
     variables = [f"{name}={value}" for name, value in run.variables.items()]
     ranks = ["--np", str(run.num_ranks)] if run.num_ranks > 1 else []
     name = find_benchmark(run.benchmark).name if os.sep not in run.benchmark else run.benchmark
-    trace = ["--timeline", TIMELINE_NAME] if run.timeline else []
-    return [*variables, "candle-p1", "run", name, *ranks, *to_argv(run.flags), *trace]
+    trace = {"timeline": TIMELINE_NAME} if run.timeline else {}
+    return [*variables, "candle-p1", "run", name, *ranks, *to_argv({**run.flags, **trace})]
 
 
 def remaining(due: Sequence[PlannedRun], states: Sequence[RunState]) -> str:

@@ -92,7 +92,6 @@ def execute_study(plan: Plan, screen: Screen, retry_failed: bool = False) -> lis
 def _introduce(
     plan: Plan, states: Sequence[RunState], due: Sequence[int], retry_failed: bool, screen: Screen
 ) -> None:
-    """Says what is done, and what remains to be done."""
     if num_done := len(finished(states)):
         screen.say(f"{num_done} of {len(states)} runs are already done")
     num_failed = sum(state.status == "failed" for state in states)
@@ -107,14 +106,12 @@ def _introduce(
 
 def _make_data(runs: Iterable[PlannedRun], screen: Screen) -> None:
     """Generates missing synthetic files, so that no run's time includes this."""
-    by_data = {
-        (run.benchmark, run.settings["size"], run.settings["data_seed"]): run for run in runs
-    }
+    names = ("size", "data_seed")
+    by_data = {(run.benchmark, *map(run.settings.get, names)): run for run in runs}
     for run in by_data.values():
         benchmark = find_benchmark(run.benchmark)
-        params = benchmark.read_parameters(to_argv(run.flags))
         with screen.making_data() as progress:
-            locate_files(benchmark, params, progress)
+            locate_files(benchmark, benchmark.read_parameters(to_argv(run.flags)), progress)
 
 
 @contextmanager
@@ -210,17 +207,12 @@ def complete_record(
     is_late: bool = False,
     earlier: RunRecord | None = None,
 ) -> None:
-    """Makes sure that the record of a run that has ended says how it ended.
+    """Makes sure that the record of a run that has ended, in a directory, says how it ended.
 
-    Args:
-        run: The run, whose record is in `directory`, or should be.
-        directory: The directory.
-        command: The command that was executed.
-        code: Its exit code; None if the study itself was asked to end. No record is then made for a
-            run without one, which is executed again.
-        is_late: Whether the study ended the run at its time limit.
-        earlier: The record that the run was to continue. If it is still there, the run has failed
-            before it began: executed again, it would fail again.
+    The code is that with which the command ended; None if the study itself was asked to end. No
+    record is then made for a run without one, which is executed again. `is_late` says that the
+    study ended the run at its time limit. `earlier` is the record that the run was to continue: if
+    it is still there, the run has failed before it began, and executed again, it would fail again.
     """
     deadline = time.monotonic() + WATCHDOG_S
     while pids_of(directory) and time.monotonic() < deadline:
@@ -261,6 +253,6 @@ def _printed_error(directory: Path) -> str:
     """Returns the error that a run has printed, or else its last line, after a colon."""
     log = directory / LOG_NAME
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = list(filter(None, map(str.strip, text.splitlines())))
     errors = [line.removeprefix(ERROR_MARK) for line in lines if line.startswith(ERROR_MARK)]
     return f": {(errors or lines[-1:])[0]}" if lines else ""

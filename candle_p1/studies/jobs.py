@@ -53,13 +53,9 @@ def with_checkpoints(plan: Plan, output: Path) -> Plan:
 class StudyJobs:
     """The jobs of a study on a machine.
 
-    Attributes:
-        plan: The study's runs.
-        machine: Where they run.
-        ranks_per_node: The largest number of ranks on a node; None takes the machine's default.
-        minutes: Time limit of each job; None takes the study's.
-        options: What the user chose about all jobs.
-        num_jobs: How many jobs continue each run, one after the other; None is no chain.
+    `ranks_per_node` is the largest number of ranks on a node, and `minutes` the time limit of each
+    job; None takes the machine's, or the study's. `num_jobs` is how many jobs continue each run,
+    one after the other; None is no chain.
     """
 
     plan: Plan
@@ -78,12 +74,12 @@ class StudyJobs:
         and have not ended are returned, too. Raises ParameterError if the study does not train the
         benchmark, or the machine cannot execute one of its runs.
         """
-        runs = [run for run in self.plan.runs if find_benchmark(run.benchmark).name == benchmark]
+        names = [find_benchmark(run.benchmark).name for run in self.plan.runs]
+        runs = [run for run, name in zip(self.plan.runs, names, strict=True) if name == benchmark]
         if not runs:
-            names = sorted({find_benchmark(run.benchmark).name for run in self.plan.runs})
             raise ParameterError(
                 f"the study {self.plan.study.name} does not train {benchmark}; it trains"
-                f" {', '.join(names)}"
+                f" {', '.join(sorted(set(names)))}"
             )
         if self.machine.scheduler == "none":
             raise ParameterError(
@@ -113,8 +109,8 @@ class StudyJobs:
             ParameterError: The directory of a run cannot be written.
         """
         self.plan.write_manifest()
-        known = [submitted_id(state.directory) for state in under_way if state.directory]
-        ids = [job_id for job_id in known if job_id is not None]
+        known = (submitted_id(state.directory) for state in under_way if state.directory)
+        ids = [each for each in known if each is not None]
         for directory, job in jobs:
             script = script_path(self.machine, directory)
             release(directory)  # the jobs of a run that is continued here have ended

@@ -45,12 +45,8 @@ It holds neither the plan, which follows from the study file, nor the results.
 class Choice:
     """What the user has chosen about a study; None leaves the study's own value.
 
-    Attributes:
-        size: One of its sizes; None selects the first.
-        ranks: Numbers of ranks.
-        repeats: Runs of each point.
-        seed: Seed of the order.
-        flags: Flags of the benchmark for all runs, as command-line arguments.
+    `repeats` are the runs of each point, `seed` is that of the order, and `flags` are those of the
+    benchmark for all runs, as command-line arguments.
     """
 
     size: str | None = None
@@ -68,13 +64,10 @@ class PlannedRun:
         series: Names what is varied, except for the ranks; "" if nothing is.
         repeat: Which run of its point this is, from 0.
         benchmark: As `find_benchmark` takes it.
-        num_ranks: Number of ranks.
         variables: The environment variables that its ranks need.
         flags: The parameters that the study sets, by name, including the repeat's own rng_seed.
         settings: All effective parameters, as a record holds them, except for where results go.
-        epochs_per_rank: The epochs that each rank trains.
-        minutes: Time limit.
-        study_directory: The directory of the study.
+        minutes: Its time limit.
         timeline: Whether Horovod traces it.
     """
 
@@ -129,15 +122,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of a study.
-
-    Attributes:
-        study: The study.
-        size: The name of its size.
-        choice: What the user has chosen.
-        directory: Where the results go.
-        runs: In the order in which they are executed.
-    """
+    """The runs of a study at a size, in the order in which they are executed."""
 
     study: Study
     size: str
@@ -209,22 +194,20 @@ def make_plan(study: Study, choice: Choice, output: Path, directory: Path | None
             f"{study.path}: these would be {number:.3g} runs; a study has at most {MAX_RUNS:,}"
         )
     first = [
-        run
-        for benchmark in study.benchmark
-        for run in _points(study, size, benchmark, choice, directory)
+        run for each in study.benchmark for run in _points(study, size, each, choice, directory)
     ]
     _check_distinct(study, first)
 
     def block(repeat: int) -> list[PlannedRun]:
+        def key(run: PlannedRun) -> bytes:
+            return hashlib.sha256(f"{seed} {repeat} {run.point}".encode()).digest()
+
         runs = []
-        for run in first:
+        for run in sorted(first, key=key):
             own = {"rng_seed": run.settings["rng_seed"] + repeat}
             flags, settings = {**run.flags, **own}, {**run.settings, **own}
             runs.append(replace(run, repeat=repeat, flags=flags, settings=settings))
-        key = "{} {} {}".format
-        return sorted(
-            runs, key=lambda run: hashlib.sha256(key(seed, repeat, run.point).encode()).digest()
-        )
+        return runs
 
     runs = [run for repeat in range(repeats) for run in block(repeat)]
     return Plan(study, name, choice, directory, runs)

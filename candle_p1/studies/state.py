@@ -46,13 +46,9 @@ CONTINUE_MARK = "candle-p1 study: the run is continued"
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run.
+    """How far a run is, with the directory of the attempt that has this status and its record.
 
-    Attributes:
-        run: The run.
-        status: How far it is.
-        directory: The directory of the attempt that has this status; None if there is no attempt.
-        record: The record of that attempt; None if there is none, or it is empty.
+    They are None if there is no attempt, or the record is empty.
     """
 
     run: PlannedRun
@@ -79,10 +75,10 @@ class RunState:
 
     @property
     def total_s(self) -> float:
-        """The time of a run that is ok, in s, with all its parts if it was continued."""
+        """The time of a run that is ok, in s, with all its segments if it was continued."""
         assert self.record is not None
-        whole = self.record.whole
-        return whole.total_s if whole else self.record.total_s or 0.0
+        totals = self.record.totals
+        return totals.total_s if totals else self.record.total_s or 0.0
 
 
 def finished(states: Iterable[RunState]) -> list[RunState]:
@@ -177,5 +173,5 @@ def _lost_its_study(directory: Path) -> bool:
     path = directory / LOG_NAME
     if not path.exists():
         return False
-    _, _, of_last_part = path.read_bytes().rpartition(CONTINUE_MARK.encode())
-    return END_MARK.encode() not in of_last_part
+    _, _, of_last_segment = path.read_bytes().rpartition(CONTINUE_MARK.encode())
+    return END_MARK.encode() not in of_last_segment

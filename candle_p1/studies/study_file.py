@@ -14,9 +14,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from candle_p1.distributed.engines.engine import HOROVOD, OF_HOROVOD
+from candle_p1.distributed.engine import HOROVOD, OF_HOROVOD
 from candle_p1.errors import ParameterError, did_you_mean
-from candle_p1.files import expand_user
+from candle_p1.files import expand_user, shipped
 from candle_p1.parameters.catalog import role_of
 from candle_p1.parameters.parameter import Role
 from candle_p1.records.environment import SETTINGS
@@ -24,8 +24,8 @@ from candle_p1.toml_file import TomlTable, read_toml, validate
 
 MAX_VALUES = 1000
 THREADS_VARIABLE = "OMP_NUM_THREADS"
-STUDIES = Path(__file__).resolve().parent.parent.parent / "common/studies"
-"""Where the checkout keeps its studies; a package installed elsewhere has none."""
+STUDIES = shipped("common/studies")
+"""The studies of this project."""
 
 
 def _check_name(name: str) -> str:
@@ -62,11 +62,7 @@ OneOrMore = BeforeValidator(lambda value: value if isinstance(value, list) else 
 
 
 class StudyVariant(BaseModel):
-    """Parameters that change together.
-
-    Attributes:
-        name: Part of the names of its runs; "" for the only variant of a study without any.
-    """
+    """Parameters that change together; the name is "" for the only one of a study without any."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
     __pydantic_extra__: dict[str, Value]
@@ -83,13 +79,11 @@ class StudyEntries(TomlTable):
     """What a study may define for all sizes, and each size for itself.
 
     Attributes:
-        repeats: Number of runs of each point.
-        minutes: Time limit of a run.
+        repeats: The number of runs of each point.
+        minutes: The time limit of a run.
         threads: Values of OMP_NUM_THREADS for each rank; empty leaves the number to the rank.
-        flags: Parameters of all runs.
         vary: Values of each parameter that is varied, by name.
         environment: Values of each environment variable, one or several, by name.
-        variants: Sets of parameters.
         timeline: Whether Horovod traces the runs with several ranks.
     """
 
@@ -104,11 +98,7 @@ class StudyEntries(TomlTable):
 
 
 class Size(StudyEntries):
-    """A study at one size: what is crossed to give its points, and how often each is run.
-
-    Attributes:
-        ranks: Numbers of ranks.
-    """
+    """A study at one size: what is crossed to give its points, and how often each is run."""
 
     ranks: Annotated[list[Count], Distinct]
 
@@ -122,13 +112,12 @@ class Study(StudyEntries):
     """A study: its entries hold for all sizes, and those of `sizes` are complete.
 
     Attributes:
-        path: Its file.
         title: The question it answers.
         shows: The parts of the paper it reproduces or belongs to, such as "Figure 6".
         benchmark: The benchmarks to train, as `find_benchmark` takes them; in the file, the path of
             a folder is relative to the file's own.
-        seed: Seed of the order of the runs.
-        sizes: Its sizes by name; the first one is the default.
+        seed: That of the order of the runs.
+        sizes: By name; the first one is the default.
     """
 
     path: Path

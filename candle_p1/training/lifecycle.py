@@ -6,7 +6,8 @@ launcher does (failed, written by the watchdog server, which names the rank and 
 signal arrives (interrupted, also written by the watchdog server). The watchdog server is there
 before the record is. A run that a signal has asked to save a checkpoint writes its record itself.
 
-A run that did not finish is continued in its own directory and record (candle_p1.training.place).
+A run that did not finish is continued in its own directory and record; see
+candle_p1.training.run_directory.
 """
 
 from __future__ import annotations
@@ -17,19 +18,22 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from candle_p1.checkpoints.checkpoint import Checkpoint
 from candle_p1.checkpoints.policy import are_saved
-from candle_p1.distributed.comm import Attempt, mpi_start_s, on_first_rank
+from candle_p1.checkpoints.writer import CheckpointStatistics
+from candle_p1.distributed.comm import Communicator, agree, on_first_rank
 from candle_p1.distributed.launch_environment import launched_rank
-from candle_p1.distributed.rank_log import output_to_file
-from candle_p1.distributed.watchdog.client import watch
+from candle_p1.distributed.watchdog import watch
 from candle_p1.errors import CandleError, ParameterError, RecordError, RunInterrupted, SetupError
+from candle_p1.failure.agent import RankAgent
+from candle_p1.failure.rank_log import output_to_file
 from candle_p1.files import FULL
 from candle_p1.instrument import collectives, phases, usage
 from candle_p1.instrument.collectives import CommunicationLog, summarize_communication
@@ -40,41 +44,33 @@ from candle_p1.instrument.profiles import (
     write_profile,
     write_profile_table,
 )
-from candle_p1.records.parts import with_positions
+from candle_p1.parameters.parameter_set import ParameterSet
 from candle_p1.records.record import (
     RECORD_NAME,
     end_record,
     extend_record,
     make_record,
     utc_now,
-    write_record,
     write_so_far,
 )
+from candle_p1.records.segments import with_positions
 from candle_p1.records.types import (
     SCHEMA_VERSION,
     ClockWaitsFor,
     Failure,
-    PositionFacts,
-    RankFacts,
+    JobEnergy,
+    Position,
+    Rank,
     RunRecord,
 )
+from candle_p1.training.fingerprint import SavedRun
 from candle_p1.training.measured import Measured, describe_checkpoints, describe_ranks
-from candle_p1.training.opening import RunOpening
 from candle_p1.training.power_meter import PowerMeter
-from candle_p1.training.run_directory import checkpoint_root
+from candle_p1.training.run_directory import RunDirectory, checkpoint_root
 from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from candle_p1.checkpoints.checkpoint import Checkpoint
-    from candle_p1.checkpoints.manifest import Position
-    from candle_p1.checkpoints.statistics import CheckpointStatistics
-    from candle_p1.distributed.comm import Communicator
-    from candle_p1.distributed.watchdog.reporter import Reporter
-    from candle_p1.parameters.parameter_set import ParameterSet
-    from candle_p1.records.types import EnergyFacts
-    from candle_p1.training.epoch_facts import GatheredEpochs
+    from candle_p1.training.epochs import GatheredEpochs
 
 
 @dataclass
@@ -92,7 +88,7 @@ class Run:
         comm: The ranks.
         watchdog: Reports to the watchdog server.
         start: When it began, by time.perf_counter, in s.
-        part: The number of this part of the run, from 1.
+        segment: The number of this segment of the run, from 1.
         checkpoint_root: Where its checkpoints are saved; None if it saves none.
         restart: The checkpoint that it continues from; None if there is none, and on all ranks but
             rank 0.
@@ -106,13 +102,13 @@ class Run:
     profile: CallProfile
     screen: Screen
     comm: Communicator
-    watchdog: Reporter
+    watchdog: RankAgent
     start: float
-    part: int = 1
+    segment: int = 1
     checkpoint_root: Path | None = None
     restart: Checkpoint | None = None
     _so_far: RunRecord | None = None
-    _energy: EnergyFacts | None = None
+    _energy: JobEnergy | None = None
     _next_note_s: float = 0.0
 
     @property
@@ -120,23 +116,23 @@ class Run:
         """The path of the record."""
         return self.directory / RECORD_NAME
 
-    def run_facts(self) -> dict[str, Any]:
-        """Returns what a checkpoint says about the run that saves it, in JSON; collective.
-
-        Only rank 0's is complete.
-        """
-        facts: dict[str, Any] = {
-            "directory": str(self.directory),
-            "part": self.part,
-            "steps": self.watchdog.steps,
-        }
+    def saved_run(self) -> SavedRun:
+        """Returns, on rank 0, what a checkpoint says about the run; collective."""
         energy = self.power.so_far(self.start)
         if energy is not None:
             self._energy = energy
-            facts["energy"] = {
-                name: getattr(energy, name) for name in ("kind", "total_j", "mean_w", "total_s")
-            }
-        return facts
+            energy = JobEnergy(
+                kind=energy.kind,
+                total_j=energy.total_j,
+                mean_w=energy.mean_w,
+                total_s=energy.total_s,
+            )
+        return SavedRun(
+            directory=str(self.directory),
+            segment=self.segment,
+            steps=self.watchdog.steps,
+            energy=energy,
+        )
 
     def note(self, **sections: Any) -> None:
         """Keeps what rank 0 has measured so far, for the record of a run that ends early.
@@ -194,14 +190,13 @@ class Run:
             except OSError as error:
                 raise ParameterError(f"save_path {named}: {error.strerror}") from error
 
-        Attempt(lambda: make() if self.comm.rank == 0 else None).agree(self.comm)
+        on_first_rank(self.comm, make)
         return directory
 
     def finish(
         self,
-        rank_facts: RankFacts,
+        rank_facts: Rank,
         *,
-        logged: bool,
         clock_waits_for: ClockWaitsFor | None = None,
         begin: Position | None = None,
         end: Position | None = None,
@@ -211,11 +206,11 @@ class Run:
     ) -> None:
         """Gathers what every rank measured and writes the record; collective.
 
-        It is ok unless there is a failure among the sections, or a signal has ended training.
+        It is ok unless there is a failure among the sections, or a signal has ended training. A
+        record file that has been lost or damaged is written anew.
 
         Args:
             rank_facts: What the record says about this rank.
-            logged: Whether collectives were logged.
             clock_waits_for: How the gradients' allreduces were timed.
             begin: Where training began; None: where the checkpoint was saved, or at the beginning.
             end: Where it ended.
@@ -224,12 +219,14 @@ class Run:
             sections: The other sections of the record; "efficiency" only if it is absent.
 
         Raises:
+            RecordError: The file already says that the run has ended in another way, as the
+                watchdog server may have found; the same on every rank.
             RunInterrupted: It was interrupted; on every rank, after the record has been written.
         """
         intervals = self.phases.intervals()
         ended = time.perf_counter()
         energy = self.power.measure(intervals, self.directory, self.start)
-        mine = Measured(
+        own = Measured(
             rank_facts,
             self.phases.peak_rss_bytes,
             self.phases.phases,
@@ -238,53 +235,65 @@ class Run:
             ended,
             None if checkpoints is None else sum(save.wait_s for save in checkpoints.saves),
             usage.process_age_s(self.start),
-            mpi_start_s(),
+            self.comm.start_s,
         )
-        gathered = self.comm.gather(mine)
+        gathered = self.comm.gather(own)
         self._write_profiles()
-        stopped = self._interruption(checkpoints) if interrupted else None
+        failure, error = sections.pop("failure", None), None
+        if interrupted:
+            error, failure = self._interruption(checkpoints)
+        status = "interrupted" if error else "failed" if failure else "ok"
         if gathered is not None:
-            if stopped:
-                sections["failure"] = stopped.failure
             if checkpoints is not None:
                 waits_s = [each.checkpoint_wait_s for each in gathered]
                 sections["checkpoints"] = describe_checkpoints(checkpoints, waits_s)
-            status = "failed" if "failure" in sections else "ok"
             measured: dict[str, Any] = {
-                "status": "interrupted" if stopped else status,
-                "ended": utc_now(),
                 **describe_ranks(gathered),
                 "total_s": ended - self.start,
                 "energy": energy,
                 "communication": summarize_communication(
                     [each.communication for each in gathered],
-                    logged=logged,
                     clock_waits_for=clock_waits_for,
                 ),
             }
-            if self.record.parts:
-                measured["parts"] = with_positions(
-                    self.record.parts, _position(begin), _position(end), self.watchdog.steps
+            if self.record.segments:
+                measured["segments"] = with_positions(
+                    self.record.segments, begin, end, self.watchdog.steps
                 )
-            self.record = extend_record(self.record, **measured | sections)
-            write_record(self.record_path, self.record)
-        if stopped:
-            self.screen.say(stopped.message)
-            error = RunInterrupted(stopped.message, stopped.number)
+            self.record = end_record(
+                self.record_path, status, failure, self.record, **measured | sections
+            )
+        written = self.comm.broadcast(self.record.status)
+        if written != status:
+            raise RecordError(
+                f'{self.record_path}: the run has ended with the status "{status}", but its record'
+                f' already says "{written}"'
+            ).on_all_ranks()
+        if error:
+            self.screen.say(str(error))
             error.printed = True
             raise error.on_all_ranks()
 
+    def fail(self, error: CandleError) -> None:
+        """Writes the record of a run that ends by an error of all ranks; for rank 0."""
+        phase = "/".join(self.phases.failed_in) or None
+        failure = Failure(reason=str(error), rank=None, phase=phase, steps=self.watchdog.steps)
+        try:
+            end_record(self.record_path, "failed", failure)
+        except (OSError, RecordError) as lost:
+            error.args = (f"{error}; the record cannot be written: {lost}",)
+
     def _write_profiles(self) -> None:
         """Writes this rank's profile and, on rank 0, the table of all, if wanted; collective."""
-        mine = self.profile.statistics()
-        if mine is None:  # on all ranks
+        own = self.profile.statistics()
+        if own is None:  # on all ranks
             return
         problem = None
         try:
-            write_profile(self.directory, self.comm.rank, mine)
+            write_profile(self.directory, self.comm.rank, own)
         except OSError as error:  # what was measured is worth more than a profile
             problem = str(error)
-        merged = self.comm.reduce(mine, merge_profiles)
+        merged = self.comm.reduce(own, merge_profiles)
         if merged is not None:
             write_profile_table(self.directory, merged)
         failed = self.comm.first(problem)
@@ -292,7 +301,9 @@ class Run:
             rank, why = failed
             self.screen.warn(f"the profile of rank {rank}, at least, could not be written: {why}")
 
-    def _interruption(self, checkpoints: CheckpointStatistics | None) -> _Interruption:
+    def _interruption(
+        self, checkpoints: CheckpointStatistics | None
+    ) -> tuple[RunInterrupted, Failure]:
         """Returns how a signal has ended the run, the same on every rank; collective."""
         signalled = self.comm.first(self.watchdog.save_signal)
         rank, number = signalled or (0, int(signal.SIGUSR1))
@@ -305,23 +316,15 @@ class Run:
                 " from there"
             )
         else:
-            saved = "no checkpoint was saved; the same command begins where this part began"
+            saved = "no checkpoint was saved; the same command begins where this segment began"
         failure = Failure(
             reason=f"interrupted by {name}, which rank {rank} received; {saved}",
             rank=rank,
             phase="train",
             steps=self.watchdog.steps,
         )
-        mine = _Interruption(number, failure, f"interrupted by {name}: {saved}")
-        return self.comm.broadcast(mine)
-
-
-class _Interruption(NamedTuple):
-    """How a signal has ended a run that could save a checkpoint."""
-
-    number: int
-    failure: Failure
-    message: str
+        error = RunInterrupted(f"interrupted by {name}: {saved}", number)
+        return self.comm.broadcast((error, failure))
 
 
 @contextmanager
@@ -335,8 +338,8 @@ def recorded_run(name: str, params: ParameterSet, comm: Communicator) -> Iterato
     with (
         _environment_put_back(),
         PowerMeter(comm, params["power"], params["power_hz"], params["gpus"]) as power,
-        closing(Attempt(lambda: Screen(comm.rank, params["logfile"])).agree(comm)) as screen,
-        closing(RunOpening(name, params)) as opening,
+        closing(agree(comm, Screen, comm.rank, params["logfile"])) as screen,
+        closing(RunDirectory(name, params)) as opening,
         _opened_run(name, params, comm, power, screen, opening) as run,
     ):
         yield run
@@ -361,34 +364,19 @@ def _opened_run(
     comm: Communicator,
     power: PowerMeter,
     screen: Screen,
-    opening: RunOpening,
+    opening: RunDirectory,
 ) -> Iterator[Run]:
     start = time.perf_counter()
-    record = make_record(
-        {
-            "schema_version": SCHEMA_VERSION,
-            "status": "running",
-            "benchmark": name,
-            "started": utc_now(),
-            "command": sys.argv,
-            "num_ranks": comm.size,
-            "num_nodes": comm.num_nodes,
-            "launcher": Attempt(launched_rank).agree(comm).launcher,
-            "parameters": {
-                key: {"value": value, "origin": str(params.origin(key))}
-                for key, value in params.items()
-            },
-        }
-    )
+    record = first_record(name, params, comm, agree(comm, launched_rank).launcher)
     # Only rank 0 accesses the file system; the others are told the outcome.
-    expected = on_first_rank(opening.find, comm)
-    watchdog = watch(comm, expected / RECORD_NAME, opening.kept_open)
+    expected = on_first_rank(comm, opening.find)
+    watchdog = watch(comm, expected / RECORD_NAME, opening.lock_descriptors)
     if watchdog.warnings:
         record = extend_record(record, warnings=watchdog.warnings)
     timer = PhaseTimer(on_enter=watchdog.report_phase, begin=start)
     run: Run | None = None
     try:
-        directory, part = on_first_rank(partial(opening.open, record, watchdog), comm)
+        directory, segment = on_first_rank(comm, opening.open, record, watchdog)
         watchdog.report_record(directory / RECORD_NAME)  # unwatched, each rank completes it
         communication = CommunicationLog()
         profile = CallProfile(params["profiling"])
@@ -410,9 +398,9 @@ def _opened_run(
                 comm,
                 watchdog,
                 start,
-                part,
+                segment,
                 checkpoint_root(params, directory) if are_saved(params) else None,
-                opening.restart,
+                opening.checkpoint,
             )
             for note in opening.notes:
                 screen.say(note)
@@ -425,7 +413,7 @@ def _opened_run(
         if not error.agreed:
             error.printed = watchdog.report_error(str(error))
         elif comm.rank == 0 and run is not None:
-            _record_agreed_failure(run, error)
+            run.fail(error)
         raise
     except OSError as error:
         if error.errno not in FULL:
@@ -445,18 +433,23 @@ def _opened_run(
         watchdog.close()
 
 
-def _position(position: Position | None) -> PositionFacts | None:
-    return PositionFacts(epoch=position.epoch, step=position.step) if position else None
-
-
-def _record_agreed_failure(run: Run, error: CandleError) -> None:
-    failure = Failure(
-        reason=str(error),
-        rank=None,
-        phase="/".join(run.phases.failed_in) or None,
-        steps=run.watchdog.steps,
+def first_record(
+    benchmark: str, params: ParameterSet, comm: Communicator, launcher: str
+) -> RunRecord:
+    """Returns the record of a run that begins."""
+    return make_record(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "status": "running",
+            "benchmark": benchmark,
+            "started": utc_now(),
+            "command": sys.argv,
+            "num_ranks": comm.size,
+            "num_nodes": comm.num_nodes,
+            "launcher": launcher,
+            "parameters": {
+                name: {"value": value, "origin": str(params.origin(name))}
+                for name, value in params.items()
+            },
+        }
     )
-    try:
-        end_record(run.record_path, "failed", failure)
-    except (OSError, RecordError) as lost:
-        error.args = (f"{error}; the record cannot be written: {lost}",)

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import socket
+import platform
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from candle_p1.instrument import efficiency
-from candle_p1.instrument.phases import summarize_phases
+from candle_p1.checkpoints.writer import CheckpointStatistics
+from candle_p1.distributed.comm import Communicator
+from candle_p1.instrument.collectives import CommunicationLog
+from candle_p1.instrument.epochs import efficiencies
+from candle_p1.instrument.phases import Phase, PhasePath, summarize_phases
 from candle_p1.models import fast
 from candle_p1.models.optimizers import COMPUTE_TYPES
-from candle_p1.records.spread import Bytes, Seconds
-from candle_p1.records.types import CheckpointFacts, Efficiency, LaunchFacts, ModelFacts, RankFacts
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from candle_p1.checkpoints.statistics import CheckpointStatistics
-    from candle_p1.distributed.comm import Communicator
-    from candle_p1.instrument.collectives import CommunicationLog
-    from candle_p1.instrument.phases import Phase, PhasePath
-    from candle_p1.parameters.parameter_set import ParameterSet
+from candle_p1.parameters.parameter_set import ParameterSet
+from candle_p1.records.rank_stats import Bytes, Seconds
+from candle_p1.records.types import LaunchTimes, Network, Rank, SavedCheckpoints
 
 
 class Measured(NamedTuple):
     """What a rank measured, for the record."""
 
-    facts: RankFacts
+    facts: Rank
     peak_rss_bytes: int
     phases: dict[PhasePath, Phase]
     communication: CommunicationLog
@@ -41,63 +36,42 @@ class Measured(NamedTuple):
 
 def describe_checkpoints(
     saved: CheckpointStatistics, waits_s: Sequence[float | None]
-) -> CheckpointFacts:
-    """Returns what the record says about checkpoints.
-
-    Args:
-        saved: What rank 0 knows of them.
-        waits_s: How long each rank waited for them.
-    """
+) -> SavedCheckpoints:
+    """Returns what the record says about checkpoints, with how long each rank waited for them."""
     written = saved.written
-    return CheckpointFacts(
+    return SavedCheckpoints(
         directory=str(saved.directory),
         num_saved=len(written),
         saved_bytes=sum(save.num_bytes for save in written),
         wait=Seconds.over(waits_s),
-        write_s=sum(save.written_s or 0.0 for save in written),
         num_not_taken=saved.num_not_taken,
-        num_failed=len(saved.errors),
         errors=list(dict.fromkeys(saved.errors)),
         newest=written[-1].name if written else None,
-        num_writers=written[-1].num_writers if written else None,
     )
 
 
-def describe_ranks(of_ranks: Sequence[Measured]) -> dict[str, Any]:
+def describe_ranks(ranks: Sequence[Measured]) -> dict[str, Any]:
     """Returns the sections of the record that follow from what all ranks measured alone."""
+    runtimes_s = [rank.end - rank.start for rank in ranks]
+    useful_s = [
+        runtime_s
+        - sum(phase.communication_s for path, phase in rank.phases.items() if len(path) == 1)
+        for rank, runtime_s in zip(ranks, runtimes_s, strict=True)
+    ]
+    process_s, launch = [rank.process_s for rank in ranks], None
+    if None not in process_s:
+        mpi_s = [rank.mpi_s for rank in ranks]
+        launch = LaunchTimes(process=Seconds.over(process_s), mpi=Seconds.over(mpi_s))
     return {
-        "ranks": [rank.facts for rank in of_ranks],
-        "launch": describe_launch(of_ranks),
-        "phases": summarize_phases(
-            [rank.phases for rank in of_ranks], [rank.start for rank in of_ranks]
-        ),
-        "peak_rss": Bytes.over([rank.peak_rss_bytes for rank in of_ranks]),
-        "efficiency": overall_efficiency(of_ranks),
+        "ranks": [rank.facts for rank in ranks],
+        "launch": launch,
+        "phases": summarize_phases([rank.phases for rank in ranks], [rank.start for rank in ranks]),
+        "peak_rss": Bytes.over([rank.peak_rss_bytes for rank in ranks]),
+        "efficiency": efficiencies(useful_s, max(runtimes_s)),
     }
 
 
-def describe_launch(of_ranks: Sequence[Measured]) -> LaunchFacts | None:
-    """Returns what the ranks' processes did before the run; None if that is not known of all."""
-    process_s = [rank.process_s for rank in of_ranks]
-    if None in process_s:
-        return None
-    return LaunchFacts(
-        process=Seconds.over(process_s), mpi=Seconds.over([rank.mpi_s for rank in of_ranks])
-    )
-
-
-def overall_efficiency(of_ranks: Sequence[Measured]) -> Efficiency:
-    """Returns how well the ranks worked together over the whole run."""
-    waited_s = [
-        sum(phase.communication_s for path, phase in rank.phases.items() if len(path) == 1)
-        for rank in of_ranks
-    ]
-    took_s = [rank.end - rank.start for rank in of_ranks]
-    useful_s = [took - waited for took, waited in zip(took_s, waited_s, strict=True)]
-    return efficiency.efficiencies(useful_s, max(took_s), definition=efficiency.DEFINITION)
-
-
-def describe_model(model: Any) -> ModelFacts:
+def describe_model(model: Any) -> Network:
     """Returns what the record says about a model: what was built, not what was asked for.
 
     Its kernels are known once it has trained or been evaluated.
@@ -110,7 +84,7 @@ def describe_model(model: Any) -> ModelFacts:
     data_types = {keras_type: name for name, keras_type in COMPUTE_TYPES.items()}
     (most, _), *_ = weights.most_common()
     used = fast.used()
-    return ModelFacts(
+    return Network(
         num_parameters=model.count_params(),
         optimizer=fast.keras_name(model.optimizer).lower(),
         loss=_loss_name(model.loss),
@@ -121,14 +95,8 @@ def describe_model(model: Any) -> ModelFacts:
     )
 
 
-def unmet_requests(params: ParameterSet, facts: ModelFacts, *, reads_tables: bool) -> list[str]:
-    """Returns, in sentences, what parameters ask for and the model or the data do not have.
-
-    Args:
-        params: The parameters of the run.
-        facts: What the model is.
-        reads_tables: Whether the loader has read any file.
-    """
+def unmet_requests(params: ParameterSet, facts: Network, *, reads_tables: bool) -> list[str]:
+    """Returns, in sentences, what parameters ask for and the model or the data do not have."""
     found = [
         f"{name} = {params[name]} ({params.origin(name)}): the model's {name} is {has}"
         for name, has in (("data_type", facts.data_type), ("optimizer", facts.optimizer))
@@ -160,11 +128,11 @@ def _loss_name(loss: Any) -> str:
     return str(getattr(loss, "__name__", type(loss).__name__))
 
 
-def describe_rank(comm: Communicator, *, threads: int, device: str, num_cores: int) -> RankFacts:
+def describe_rank(comm: Communicator, *, threads: int, device: str, num_cores: int) -> Rank:
     """Returns what the record says about this rank."""
-    return RankFacts(
+    return Rank(
         rank=comm.rank,
-        host=socket.gethostname(),
+        host=platform.node(),
         node=comm.node,
         local_rank=comm.local_rank,
         num_cores=num_cores,

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
-from candle_p1.distributed.comm import Attempt
-from candle_p1.instrument.power.account import combine, measure_node, measure_so_far
+from typing_extensions import Self
+
+from candle_p1.distributed.comm import Communicator, agree
+from candle_p1.instrument.power.account import (
+    Interval,
+    NodeEnergy,
+    combine,
+    measure_node,
+    measure_so_far,
+)
 from candle_p1.instrument.power.choose import open_sources
 from candle_p1.instrument.power.gpus import JobGpus, visible_here
 from candle_p1.instrument.power.sampler import Sampler
 from candle_p1.records.power_file import write_traces
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from typing_extensions import Self
-
-    from candle_p1.distributed.comm import Communicator
-    from candle_p1.instrument.power.account import Interval, NodeEnergy
-    from candle_p1.records.types import EnergyFacts
+from candle_p1.records.types import JobEnergy
 
 
 class PowerMeter:
@@ -42,8 +41,7 @@ class PowerMeter:
         self._comm = comm
         job = JobGpus(comm.local.allgather(visible_here()), gpus)
         leads = comm.local_rank == 0
-        opening = Attempt(partial(open_sources, names, job) if leads else lambda: None)
-        opened = opening.agree(comm)
+        opened = agree(comm, lambda: open_sources(names, job) if leads else None)
         self._absent = opened.absent if opened else {}
         self._sampler = Sampler(opened.sources, hz) if opened else None
         self._measures = comm.any(bool(opened and opened.sources))
@@ -59,7 +57,7 @@ class PowerMeter:
 
     def measure(
         self, intervals: Sequence[Interval], directory: Path, start_s: float
-    ) -> EnergyFacts | None:
+    ) -> JobEnergy | None:
         """Ends sampling; returns the record's section "energy" on rank 0, else None; collective.
 
         Each node's readings are written to a file in the run's directory.
@@ -69,28 +67,20 @@ class PowerMeter:
             directory: The run's directory.
             start_s: When the run began, by the same clock.
         """
-        mine = self._measure_node(intervals, directory, start_s) if self._sampler else None
-        nodes = self._comm.gather(mine)
-        if nodes is None:
-            return None
-        return combine(sorted((node for node in nodes if node), key=lambda node: node.node))
+        own = self._measure_node(intervals, directory, start_s) if self._sampler else None
+        gathered = self._comm.gather(own)
+        return None if gathered is None else combine(_in_order(gathered))
 
-    def so_far(self, start_s: float) -> EnergyFacts | None:
+    def so_far(self, start_s: float) -> JobEnergy | None:
         """Returns the energy of all nodes until now on rank 0; collective if there are several.
 
-        Args:
-            start_s: When the run began, by time.perf_counter.
-
-        Returns:
-            None if it is not known, and on all ranks but rank 0.
+        None if it is not known, and on all ranks but rank 0.
         """
         if not self._measures:
             return None
-        mine = None
-        if self._sampler:
-            mine = measure_so_far(self._sampler, start_s, self._comm.node)
-        gathered = self._comm.gather(mine) if self._comm.num_nodes > 1 else [mine]
-        nodes = sorted((node for node in gathered or [] if node), key=lambda node: node.node)
+        own = measure_so_far(self._sampler, start_s, self._comm.node) if self._sampler else None
+        gathered = self._comm.gather(own) if self._comm.num_nodes > 1 else [own]
+        nodes = _in_order(gathered or [])
         if len(nodes) < self._comm.num_nodes:  # not rank 0, or a node does not answer
             return None
         energy = combine(nodes)
@@ -102,13 +92,14 @@ class PowerMeter:
         assert self._sampler is not None
         self._sampler.stop()
         file = directory / f"power-{self._comm.node:04d}.csv"
+        node = self._comm.node
         measured = measure_node(
-            self._sampler,
-            intervals,
-            node=self._comm.node,
-            absent=self._absent,
-            trace=file.name,
+            self._sampler, intervals, node=node, absent=self._absent, trace=file.name
         )
         if measured.trace:
-            write_traces(file, self._sampler.traces(), self._comm.node, start_s)
+            write_traces(file, self._sampler.traces(), node, start_s)
         return measured
+
+
+def _in_order(nodes: Sequence[NodeEnergy | None]) -> list[NodeEnergy]:
+    return sorted((node for node in nodes if node), key=lambda node: node.node)

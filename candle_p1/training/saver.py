@@ -2,121 +2,85 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isfinite
-from typing import TYPE_CHECKING, Any
 
 import keras
 
-from candle_p1.checkpoints.manifest import Position
-from candle_p1.distributed.callbacks import average_state, restore_state
-from candle_p1.errors import CandleError
-from candle_p1.instrument.phases import part
-from candle_p1.training.callback_state import encode
-from candle_p1.training.continued import TrainingInterrupted
-from candle_p1.training.epoch_facts import epoch_arrays
-from candle_p1.training.state import loss_so_far, own_arrays, replicated_arrays
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from candle_p1.checkpoints.policy import SavePolicy
-    from candle_p1.checkpoints.writer import CheckpointWriter
-    from candle_p1.scaling import ScalingPlan
-    from candle_p1.training.callback_state import CallbackStates
-    from candle_p1.training.callbacks import EpochTimer
-    from candle_p1.training.epoch_facts import GatheredEpochs
-    from candle_p1.training.pulse import Pulse
+from candle_p1.checkpoints.policy import SavePolicy
+from candle_p1.checkpoints.writer import CheckpointWriter
+from candle_p1.distributed.replicas import average_state, restore_state
+from candle_p1.instrument.phases import region
+from candle_p1.records.types import Position
+from candle_p1.training.epochs import EpochTimer, GatheredEpochs, epoch_arrays
+from candle_p1.training.fingerprint import TrainingState
+from candle_p1.training.save_trigger import SaveTrigger
+from candle_p1.training.setup import Training
+from candle_p1.training.state import (
+    CallbackStates,
+    attach_state,
+    loss_so_far,
+    own_arrays,
+    replicated_arrays,
+)
 
 
-class Saver(keras.callbacks.Callback):  # type: ignore[misc]
-    """Saves checkpoints. Must be the last callback; collective.
+class Saver:
+    """Saves checkpoints between steps; every rank must have one.
 
-    Args:
-        writer: Writes them.
-        policy: Which ends of epochs are saved.
-        pulse: Agrees on the time and on signals.
-        plan: The plan.
-        states: The states of all callbacks.
-        timer: Times the epochs.
-        epochs: Gathers what the record says about them.
-        describe: Returns what else a checkpoint says about the run; called on every rank.
-        start: Where this part of the run begins; what is there is saved already.
-        every_steps: The steps between checkpoints, counted over epochs; 0: none by steps.
-        passes: The steps between two updates of the weights; only then is anything saved.
-        weights_only: Whether the optimizer's state is left out.
-        allow_nan: Whether training goes on after an epoch whose loss is not a finite number. If it
-            does not, nothing is saved from the step on in which the loss becomes one.
+    What is at `start`, where this segment of the run begins, is saved already.
 
     Attributes:
         position: Where training is.
+        is_interrupted: Whether a signal has ended training; then the checkpoint is safe.
     """
 
     def __init__(
         self,
+        training: Training,
         writer: CheckpointWriter,
-        policy: SavePolicy,
-        pulse: Pulse,
-        plan: ScalingPlan,
+        trigger: SaveTrigger,
         states: CallbackStates,
         timer: EpochTimer,
         epochs: GatheredEpochs,
-        describe: Callable[[], Mapping[str, Any]],
-        *,
         start: Position,
-        every_steps: int = 0,
-        passes: int = 1,
-        weights_only: bool = False,
-        allow_nan: bool = False,
     ) -> None:
-        super().__init__()
-        self._writer, self._policy, self._pulse, self._plan = writer, policy, pulse, plan
-        self._states, self._timer, self._epochs, self._describe = states, timer, epochs, describe
-        self._every_steps, self._passes, self._weights_only = every_steps, passes, weights_only
-        self._allow_nan = allow_nan
+        self._training, self._writer, self._trigger = training, writer, trigger
+        self._states, self._timer, self._epochs = states, timer, epochs
+        self._params, self._plan = training.params, training.plan
+        self._policy = SavePolicy.of(self._params, last_epoch=self._plan.epochs_per_rank)
+        if training.restart:
+            self._policy.restore_state(training.restart.state.policy)
         self._is_due = self._is_best = self._is_signalled = self._is_lost = False
-        self.position = start
+        self.position, self.is_interrupted = start, False
         self._steps_before = self._total_steps
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Remembers the epoch."""
-        self.position, self._is_lost = Position(epoch, 0), False
-
-    def before_step(self, step: int) -> None:
-        """Saves before a step if that is due; collective.
-
-        Raises:
-            TrainingInterrupted: A signal has asked for it; the checkpoint is safe.
-        """
-        self.position = Position(self.position.epoch, step)
-        if not step:  # it is due, if at all, since the end of the epoch before
-            return
-        agreed = self._pulse.step()
+    def before_step(self, position: Position) -> bool:
+        """Saves before a step if that is due; returns whether training goes on. Collective."""
+        self.position = position
+        if not position.step:  # it is due, if at all, since the end of the epoch before
+            self._is_lost = False
+            return True
+        agreed = self._trigger.step()
         self._is_signalled |= agreed.is_signalled
-        if self._policy.allows(self.position.epoch):
+        if self._policy.allows(position.epoch):
             self._is_due |= agreed.is_due or self._is_due_by_steps
-        self._save_if_due()
+        return self._save_if_due()
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Saves after an epoch if that is due; collective.
-
-        Raises:
-            TrainingInterrupted: A signal has asked for it; the checkpoint is safe.
-        """
-        self.position = Position(epoch + 1, 0)
-        if not self._allow_nan and not isfinite((logs or {}).get("loss", 0)):  # on every rank
-            return  # training ends here, and the checkpoints before may be of use
+    def after_epoch(self, epoch: int, logs: Mapping[str, float]) -> bool:
+        """Saves after an epoch if that is due; returns whether training goes on. Collective."""
+        self.position = Position(epoch=epoch + 1, step=0)
+        if not self._params["allow_nan"] and not isfinite(logs.get("loss", 0)):  # on every rank
+            return True  # training ends here, and the checkpoints before may be of use
         self._withdraw_lost_best()
-        try:
-            end = self._policy.after_epoch(epoch + 1, logs or {})
-        except CandleError as error:
-            raise error.on_all_ranks() from error
-        agreed = self._pulse.agree()
+        end = self._policy.after_epoch(epoch + 1, logs)
+        agreed = self._trigger.agree()
         self._is_signalled |= agreed.is_signalled
-        is_last = self.model.stop_training or epoch + 1 == self._plan.epochs_per_rank
-        if self._policy.allows(self.position.epoch):
+        is_last = self._training.model.stop_training or epoch + 1 == self._plan.epochs_per_rank
+        if self._policy.allows(epoch + 1):
             self._is_due |= end.save or agreed.is_due or self._is_due_by_steps or is_last
         self._is_best |= end.best
-        self._save_if_due(wait=is_last)
+        return self._save_if_due(wait=is_last)
 
     @property
     def _total_steps(self) -> int:
@@ -124,10 +88,8 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]
 
     @property
     def _is_due_by_steps(self) -> bool:
-        total = self._total_steps
-        return (
-            self._every_steps > 0 and total > self._steps_before and not total % self._every_steps
-        )
+        total, every = self._total_steps, self._params["ckpt_every_steps"]
+        return bool(every) and total > self._steps_before and total % every == 0
 
     def _withdraw_lost_best(self) -> None:
         """Lets a later epoch be the best if the one so far could not be written; collective."""
@@ -135,54 +97,59 @@ class Saver(keras.callbacks.Callback):  # type: ignore[misc]
         if best is not None and not self._is_best and self._writer.best_is_lost():
             best.withdraw()
 
-    def _save_if_due(self, *, wait: bool = False) -> None:
+    def _save_if_due(self, *, wait: bool = False) -> bool:
         """Saves, unless gradients are being accumulated; what is due then stays so.
 
-        Accumulation begins with this part of the run, whose ranks may have other steps than those
-        of the part before.
+        Accumulation begins with this segment of the run, whose ranks may have other steps than
+        those of the segment before.
 
         With `wait`, a checkpoint that is still being written does not prevent this one.
         """
-        is_between = (self._total_steps - self._steps_before) % self._passes == 0
+        passes = self._params["backward_passes_per_step"]
+        is_between = (self._total_steps - self._steps_before) % passes == 0
         if not is_between or not (self._is_due or self._is_signalled):
-            return
-        model = self.model  # with JAX, this also puts the state of the steps into the model
+            return True
+        model, comm = self._training.model, self._training.run.comm
+        attach_state(model)
         within_epoch = self.position.step > 0
-        if within_epoch and not self._allow_nan:
+        if within_epoch and not self._params["allow_nan"]:
             # The loss may be lost on one rank only, but then the weights are lost on all.
-            self._is_lost = self._is_lost or self._pulse.any_rank(not isfinite(loss_so_far(model)))
+            self._is_lost = self._is_lost or comm.any(not isfinite(loss_so_far(model)))
             if self._is_lost:  # the epoch's end tells; a signal leaves no time for the rest of it
                 model.stop_training |= self._is_signalled
-                return
+                return True
         self._withdraw_lost_best()
-        with part("checkpoint"):
+        with region("checkpoint"):
             own = own_arrays(model, within_epoch=within_epoch)
-            of_layers = average_state(model, self._pulse.comm) if within_epoch else {}
+            layers = average_state(model, comm) if within_epoch else {}
             if within_epoch:
-                own |= epoch_arrays(self._timer.so_far()) | of_layers
+                own |= epoch_arrays(self._timer.so_far()) | layers
+            with_optimizer = not self._params["ckpt_save_weights_only"]
             self._writer.save(
                 self.position,
-                replicated_arrays(model, with_optimizer=not self._weights_only),
+                replicated_arrays(model, with_optimizer=with_optimizer),
                 own,
-                self._facts(),
+                self._state().model_dump(),
                 best=self._is_best,
                 wait=wait or self._is_signalled,
             )
-            restore_state(model, of_layers)  # training goes on as if nothing had been saved
+            restore_state(model, layers)  # training goes on as if nothing had been saved
         self._is_due = self._is_best = False
-        self._pulse.saved()
-        if self._is_signalled:
-            raise TrainingInterrupted
+        self._trigger.saved()
+        self.is_interrupted = self._is_signalled
+        return not self.is_interrupted
 
-    def _facts(self) -> dict[str, Any]:
+    def _state(self) -> TrainingState:
         """Returns what is not an array; collective, and complete on rank 0 only."""
-        optimizer = self.model.optimizer
-        return {
-            **self._describe(),
-            "plan": self._plan.to_dict(),
-            "learning_rate": float(keras.ops.convert_to_numpy(optimizer.learning_rate)),
-            "stopped": bool(self.model.stop_training),
-            "policy": encode(self._policy.checkpoint_state()),
-            "callbacks": self._states.capture(),
+        model = self._training.model
+        return TrainingState(
+            **self._training.fingerprint,
+            weights_only=self._params["ckpt_save_weights_only"],
+            run=self._training.run.saved_run(),
+            plan=self._plan.model_dump(),
+            learning_rate=float(keras.ops.convert_to_numpy(model.optimizer.learning_rate)),
+            stopped=bool(model.stop_training),
+            policy=self._policy.checkpoint_state(),
+            callbacks=self._states.capture(),
             **self._epochs.to_facts(),
-        }
+        )

@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -27,8 +28,6 @@ from candle_p1.records.summary import results
 from candle_p1.text import columns, printable, table_lines, wrap, wrap_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from rich.table import Table
 
     from candle_p1.records.types import RunRecord
@@ -97,14 +96,11 @@ class Screen:
         Args:
             doing: What is done to the files, for the lines that are printed.
         """
-        progress = Progress(
+        progress = self.bar(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.percentage:>3.0f} %"),
             TimeRemainingColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-            transient=True,
         )
         tasks: dict[str, Any] = {}
 

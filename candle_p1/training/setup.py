@@ -2,43 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from candle_p1.data.reader import FileSet
+from candle_p1.benchmark import Benchmark
+from candle_p1.checkpoints.best import check_metric
+from candle_p1.checkpoints.policy import are_saved
+from candle_p1.data.reader import FileSet, Reader
+from candle_p1.data.samples import DataSet
 from candle_p1.datasets.synthetic import ensure
 from candle_p1.distributed import devices, gpus
-from candle_p1.distributed.comm import Attempt
-from candle_p1.distributed.engines.engine import HOROVOD
+from candle_p1.distributed.allreduce_log import AllreduceLog
+from candle_p1.distributed.comm import Communicator, agree
+from candle_p1.distributed.devices import Device
+from candle_p1.distributed.engine import Engine
 from candle_p1.distributed.launch_environment import node_name
-from candle_p1.distributed.seeds import seed_process, seed_ranks
-from candle_p1.errors import ParameterError, SetupError
+from candle_p1.distributed.optimizer import distribute_optimizer
+from candle_p1.distributed.replicas import seed_process, seed_ranks
+from candle_p1.errors import DistributedError, ParameterError, SetupError
+from candle_p1.instrument.mllog import RunLog
 from candle_p1.models import fast
-from candle_p1.models.optimizers import (
-    DTYPE_POLICIES,
-    default_learning_rate,
-    make_optimizer,
-)
+from candle_p1.models.optimizers import DTYPE_POLICIES, default_learning_rate, make_optimizer
+from candle_p1.parameters.parameter_set import ParameterSet
 from candle_p1.records.environment import memory_limit_bytes
+from candle_p1.records.segments import BEGINNING
 from candle_p1.scaling import ScalingPlan
-from candle_p1.training.restart import Start
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from candle_p1.benchmark import Benchmark
-    from candle_p1.data.samples import DataSet
-    from candle_p1.distributed.allreduce_log import AllreduceLog
-    from candle_p1.distributed.comm import Communicator
-    from candle_p1.distributed.devices import Device
-    from candle_p1.distributed.engines.engine import Engine
-    from candle_p1.parameters.parameter_set import ParameterSet
-    from candle_p1.training.restart import Restart
+from candle_p1.training.lifecycle import Run
+from candle_p1.training.model_files import ModelFiles
+from candle_p1.training.restart import Restart
 
 FLOAT_BYTES = 4
+BEST_METRIC = "ckpt_save_best_metric"
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a training works with; every rank has one.
+
+    Attributes:
+        model: The compiled model, with the arrays of the restart's checkpoint if there is one.
+        allreduces: The log of the gradients' allreduces; None: they are not logged.
+        log: The log in MLPerf's format.
+        models: The files to which the model is saved.
+        fingerprint: What a checkpoint must have in common with a run that goes on from it.
+        restart: The restart from a checkpoint; None: training begins.
+    """
+
+    run: Run
+    benchmark: Benchmark
+    params: ParameterSet
+    data: DataSet
+    plan: ScalingPlan
+    model: Any
+    allreduces: AllreduceLog | None
+    log: RunLog
+    models: ModelFiles
+    fingerprint: Mapping[str, Any]
+    restart: Restart | None = None
 
 
 def locate_files(
@@ -51,10 +75,7 @@ def locate_files(
     If no file is named, the data are synthetic, of ``--size``. Files that ``candle-p1 data make``
     generated are recognised as synthetic by the manifest beside them.
 
-    Args:
-        benchmark: The benchmark.
-        params: As `Benchmark.bind` returned them.
-        progress: Called while synthetic data are generated.
+    `progress` is called while synthetic data are generated.
 
     Raises:
         CandleError: The synthetic data cannot be generated.
@@ -62,10 +83,46 @@ def locate_files(
     named = {role: params[name] for role, name in benchmark.files.items() if params[name]}
     recipe = benchmark.recipe
     if named or recipe is None:  # a benchmark without a recipe has no files, or all are named
-        return FileSet.of({role: Path(path) for role, path in named.items()})
+        return FileSet.at({role: Path(path) for role, path in named.items()})
     manifest = ensure(recipe, params["size"], params["data_seed"], progress)
     roles = benchmark.needed_files(params)
-    return FileSet.of({role: manifest.directory / recipe.roles[role] for role in roles})
+    return FileSet.at({role: manifest.directory / recipe.roles[role] for role in roles})
+
+
+def check_same_parameters(params: ParameterSet, comm: Communicator) -> None:
+    """Checks that all ranks were given the same parameters; collective.
+
+    Raises:
+        DistributedError: They were not; the same on every rank.
+    """
+    first = comm.broadcast(dict(params))
+    different = sorted(
+        name
+        for name in {*first, *params}
+        if (name in first) != (name in params) or first[name] != params[name]
+    )
+    found = comm.first(different or None)
+    if found:
+        rank, names = found
+        raise DistributedError(
+            f"rank {rank} and rank 0 have different values of {', '.join(names)}: start all ranks"
+            " with the same command and the same files"
+        ).on_all_ranks()
+
+
+def check_same_data(reader: Reader, comm: Communicator) -> None:
+    """Checks that all ranks have read the same values from the same files; collective.
+
+    Raises:
+        DistributedError: They have not; the same on every rank.
+    """
+    different = comm.find_different((reader.digests, reader.sizes))
+    if different:
+        raise DistributedError(
+            f"ranks {', '.join(map(str, different))} have read values that differ from rank 0's in"
+            f" {', '.join(str(path) for path in reader.files.paths.values())}: some node has a"
+            " different copy"
+        ).on_all_ranks()
 
 
 def set_up_device(params: ParameterSet, comm: Communicator, engine: Engine) -> Device:
@@ -78,18 +135,13 @@ def set_up_device(params: ParameterSet, comm: Communicator, engine: Engine) -> D
     device = devices.configure(
         comm, engine, gpus=params["gpus"], deterministic=params["deterministic"]
     )
-    request = Attempt(partial(gpus.requested_gpus, params["gpus"])).agree(comm)
+    request = agree(comm, gpus.requested_gpus, params["gpus"])
     gpus.check_gpus(comm, device.is_gpu, request, engine.backend, node_name())
     import keras
 
     keras.config.set_floatx("float64" if params["data_type"] == "f64" else "float32")
     fast.choose(params["kernels"], on_cpu=not device.is_gpu)
     return device
-
-
-def averaging_of(params: ParameterSet) -> str:
-    """Returns what averages gradients: Horovod, if it is told to or has to compress them."""
-    return HOROVOD if params["compression"] != "none" else str(params["averaging"])
 
 
 def make_plan(
@@ -119,7 +171,7 @@ def make_plan(
         warmup_from=params["base_lr"],
         data_parallel=params["data_parallel"],
         max_steps=params["train_steps"] or 0,
-        whole_batches=benchmark.whole_batches,
+        drop_remainder=benchmark.drop_remainder,
         epochs_per_rank=restart.epochs_per_rank if restart else None,
     )
 
@@ -127,7 +179,7 @@ def make_plan(
 def check_passes(plan: ScalingPlan, params: ParameterSet, restart: Restart | None = None) -> None:
     """Raises ParameterError if the last gradients would be accumulated but never used."""
     passes, num_steps = params["backward_passes_per_step"], plan.steps_per_epoch
-    start = restart.start if restart else Start()
+    start = restart.start if restart else BEGINNING
     total = num_steps * (plan.epochs_per_rank - start.epoch) - start.step
     if total % passes:
         raise ParameterError(
@@ -165,17 +217,45 @@ def build_model(
             model(data.train.x[0:1])
     seed_ranks(model, params["rng_seed"], engine.comm.rank)
     optimizer = make_optimizer(params, plan.learning_rate, benchmark.optimizer_constants)
-    model.compile(
-        optimizer=engine.distribute_optimizer(optimizer, params["compression"], log),
+    engine.compile(
+        model,
+        is_gpu=device.is_gpu,
+        optimizer=distribute_optimizer(optimizer, engine.reducer, log),
         loss=benchmark.loss(params),
         metrics=_for_every_output(benchmark.metrics(params), model),
-        jit_compile="auto" if engine.uses_xla(is_gpu=device.is_gpu) else False,
-        auto_scale_loss=False,
     )
-    engine.prepare(model)
     with explained_memory_errors():
         model.optimizer.build(model.trainable_variables)
     return model
+
+
+def check_best_metric(benchmark: Benchmark, params: ParameterSet, model: Any) -> None:
+    """Checks, before training, that the metric of the best epoch will be in the logs.
+
+    The names of several outputs' metrics, and of those that a model's own training step adds, are
+    known only after the first epoch, when the policy itself checks them.
+
+    Raises:
+        ParameterError: It will not; the message names the metrics that will.
+    """
+    import keras
+
+    if not are_saved(params) or not params["ckpt_save_best"]:
+        return
+    metrics = benchmark.metrics(params)
+    has_own_step = type(model).train_step is not keras.Model.train_step
+    if has_own_step or len(getattr(model, "outputs", [0])) > 1 or isinstance(metrics, dict):
+        return
+    names = ["loss", *map(_metric_name, keras.tree.flatten(metrics))]
+    known = [*names, *(f"val_{name}" for name in names), "learning_rate"]
+    check_metric(params[BEST_METRIC], known, f"{BEST_METRIC} ({params.origin(BEST_METRIC)})")
+
+
+def _metric_name(metric: Any) -> str:
+    """Returns the name that Keras uses in the logs for a metric, given by name or as an object."""
+    if isinstance(metric, str):
+        return metric
+    return str(getattr(metric, "name", None) or metric.__name__)
 
 
 def _for_every_output(metrics: Any, model: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The arrays that training depends on: reading them from a live model and putting them back.
+"""What training depends on: reading it from a live model and its callbacks, and putting it back.
 
 Weights and optimizer are the same on every rank. The states of random layers and, in the middle of
 an epoch, of metrics and of layers such as batch normalization are each rank's own. A gradient that
@@ -8,23 +8,35 @@ written between two updates.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 
-from candle_p1.distributed.callbacks import evaluate_shared, restore_state
+from candle_p1.distributed.callbacks import evaluate_shared
 from candle_p1.distributed.comm import SerialCommunicator
-from candle_p1.distributed.seeds import seed_states
+from candle_p1.distributed.replicas import restore_state, seed_states
 from candle_p1.errors import CandleError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from numpy.typing import DTypeLike, NDArray
+    from numpy.typing import NDArray
 
 WEIGHTS, OPTIMIZER, SEED, METRIC = "weights/", "optimizer/", "seed/", "metric/"
 """What the names of arrays begin with."""
+
+KERAS_STATES: Mapping[Any, Sequence[str]] = {
+    keras.callbacks.EarlyStopping: ("best", "best_epoch", "stopped_epoch", "wait"),
+    keras.callbacks.History: ("epoch", "history"),
+    keras.callbacks.ModelCheckpoint: (
+        "best",
+        "_batches_seen_since_last_saving",
+        "_last_batch_seen",
+    ),
+    keras.callbacks.ReduceLROnPlateau: ("best", "cooldown_counter", "wait"),
+}
+"""The attributes in which callbacks of Keras keep their state; of its others nothing is saved."""
 
 
 class LiveArray:
@@ -71,10 +83,8 @@ def replicated_arrays(model: Any, *, with_optimizer: bool = True) -> dict[str, L
         with_optimizer: Whether the optimizer's state, with its iterations, learning rate and loss
             scale, belongs to it.
     """
-    return {
-        name: LiveArray(variable)
-        for name, variable in _replicated(model, with_optimizer=with_optimizer).items()
-    }
+    variables = _replicated(model, with_optimizer=with_optimizer)
+    return {name: LiveArray(variable) for name, variable in variables.items()}
 
 
 def restore_replicated(
@@ -85,46 +95,26 @@ def restore_replicated(
     Args:
         model: As for `replicated_arrays`.
         read: Returns a saved array, which need not outlive the next call.
-        names: Those that `read` knows; see `differences`.
+        names: Those that `read` knows: all of the model, maybe without the optimizer.
     """
     variables = _replicated(model, with_optimizer=any(name.startswith(OPTIMIZER) for name in names))
     for name, variable in variables.items():
         variable.assign(read(name))
 
 
-def differences(model: Any, saved: Mapping[str, tuple[tuple[int, ...], DTypeLike]]) -> list[str]:
-    """Returns how a model's arrays differ from saved ones, as clauses; none if they do not.
-
-    Args:
-        model: As for `replicated_arrays`.
-        saved: Shape and dtype of each saved array.
-    """
-    with_optimizer = any(name.startswith(OPTIMIZER) for name in saved)
-    here = replicated_arrays(model, with_optimizer=with_optimizer)
-    found = [f"it has no {name}" for name in here if name not in saved]
-    found += [f"the model has no {name}" for name in saved if name not in here]
-    for name, array in here.items():
-        if name not in saved:
-            continue
-        shape, dtype = saved[name]
-        if tuple(shape) != array.shape:
-            found.append(f"{name} has the shape {tuple(shape)} there and {array.shape} here")
-        elif np.dtype(dtype) != array.dtype:
-            found.append(f"{name} is {np.dtype(dtype)} there and {array.dtype} here")
-    return found
-
-
 def own_arrays(model: Any, *, within_epoch: bool) -> dict[str, NDArray[Any]]:
-    """Returns copies of what is this rank's own: small arrays, by name.
+    """Returns copies of what is this rank's own, small arrays by name.
 
-    Args:
-        model: A compiled ``keras.Model``.
-        within_epoch: Whether the states of metrics belong to it; each epoch resets them.
+    Within an epoch, the states of metrics belong to it; each epoch resets them.
     """
-    return {
-        name: np.array(keras.ops.convert_to_numpy(variable))
-        for name, variable in _own(model, within_epoch=within_epoch).items()
-    }
+    variables = _own(model, within_epoch=within_epoch)
+    return {name: np.array(keras.ops.convert_to_numpy(each)) for name, each in variables.items()}
+
+
+def attach_state(model: Any) -> None:
+    """Puts the state of the steps into the variables of the model, which JAX keeps outside."""
+    if keras.backend.backend() == "jax":
+        model.jax_state_sync()
 
 
 def loss_so_far(model: Any) -> float:
@@ -153,16 +143,87 @@ def restore_own(model: Any, saved: Mapping[str, NDArray[Any]], *, within_epoch: 
 
 
 def build_metrics(model: Any, batch: Any) -> None:
-    """Makes the variables of the model's metrics, so that their state can be restored.
-
-    With JAX, ``fit`` does that before it calls any callback; with TensorFlow, in the first step.
-
-    Args:
-        model: A compiled ``keras.Model``.
-        batch: Any batch, as the model takes it.
-    """
+    """Makes the variables of a model's metrics with any batch, so that they can be restored."""
     if keras.backend.backend() == "tensorflow":
         evaluate_shared(model, [batch], SerialCommunicator())
+    else:
+        model._symbolic_build(data_batch=batch)
+
+
+class CallbackStates:
+    """The states of callbacks: of Keras's own, by name; of others through two methods.
+
+    They are ``checkpoint_state()``, which returns what JSON can hold, and ``restore_state(state)``.
+
+    Args:
+        callbacks: The callbacks, and other objects with these methods, in order. Every rank may
+            have additional ones after those that all ranks have.
+    """
+
+    def __init__(self, callbacks: Sequence[Any]) -> None:
+        self._named: dict[str, Any] = {}
+        for callback in callbacks:
+            kind, number = type(callback).__name__, 1
+            while (name := f"{kind}-{number}") in self._named:
+                number += 1
+            self._named[name] = callback
+
+    @property
+    def unknown(self) -> list[str]:
+        """The classes of callbacks that may have a state of which `capture` does not know all."""
+        kinds = [type(each).__name__ for each in self._named.values() if _may_lose_state(each)]
+        return list(dict.fromkeys(kinds))
+
+    def capture(self) -> dict[str, Any]:
+        """Returns the states of those callbacks that have one, as JSON values, by name.
+
+        Raises:
+            CandleError: A state cannot be JSON.
+        """
+        states: dict[str, Any] = {}
+        for name, callback in self._named.items():
+            if hasattr(callback, "checkpoint_state"):
+                state = callback.checkpoint_state()
+            else:
+                state = {key: getattr(callback, key) for key in _attributes(callback)}
+            if state:
+                states[name] = _as_json(name, state)
+        return states
+
+    def restore(self, states: Mapping[str, Any]) -> None:
+        """Puts back what `capture` returned; states of callbacks that do not exist are ignored."""
+        for name, state in states.items():
+            if name not in self._named:
+                continue
+            callback = self._named[name]
+            if hasattr(callback, "restore_state"):
+                callback.restore_state(state)
+            else:
+                known = [key for key in _attributes(callback) if key in state]
+                vars(callback).update({key: state[key] for key in known})
+
+
+def _may_lose_state(callback: Any) -> bool:
+    if hasattr(callback, "checkpoint_state"):
+        return False
+    if type(callback).__module__.startswith(("keras.", "candle_p1.")):
+        return bool(getattr(callback, "restore_best_weights", False))
+    return len(vars(callback)) > len(vars(keras.callbacks.Callback()))
+
+
+def _attributes(callback: Any) -> list[str]:
+    """Returns the attributes in which a callback of Keras keeps its state."""
+    kinds = [kind for kind in KERAS_STATES if isinstance(callback, kind)]
+    return [name for kind in kinds for name in KERAS_STATES[kind] if hasattr(callback, name)]
+
+
+def _as_json(name: str, state: Any) -> Any:
+    """Returns a state as it is read from JSON: NumPy's numbers and arrays are numbers and lists."""
+    try:
+        return json.loads(json.dumps(state, default=lambda value: value.tolist()))
+    except (AttributeError, TypeError, ValueError) as error:
+        kind = name.rpartition("-")[0]
+        raise CandleError(f"the state of the callback {kind} cannot be saved: {error}") from error
 
 
 def _replicated(model: Any, *, with_optimizer: bool) -> dict[str, Any]:

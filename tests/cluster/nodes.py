@@ -28,6 +28,7 @@ from candle_p1.cluster import launchers
 PROGRAMS = ("ip", "iptables", "mount", "nsenter", "unshare")
 INTERFACE = "eth0"
 SWITCH = "switch"
+SESSIONS = ("ompi.", "prted.")
 END_S = 20
 """How long the processes of a node may take to end once they have been killed."""
 
@@ -164,6 +165,11 @@ class Node(Namespaces):
         """Returns the names of the files in the node's ``/dev/shm``."""
         return sorted(each.name for each in Path(f"/proc/{self.pid}/root/dev/shm").iterdir())
 
+    def sessions(self):
+        """Returns the names of the directories that Open MPI's launcher and daemons have made."""
+        temporary = Path(f"/proc/{self.pid}/root{self.temporary}")
+        return sorted(each.name for each in temporary.iterdir() if each.name.startswith(SESSIONS))
+
     def reject(self, *match, silently=False):
         """Lets no packets of a kind in: answers with a reset of the connection, or not at all."""
         target = ["DROP"] if silently else ["REJECT", "--reject-with", "tcp-reset"]
@@ -263,6 +269,11 @@ class Cluster:
     def cut(self, node):
         """Pulls the cable of a node out of the switch."""
         self._switch.run("ip", "link", "set", node.name, "down")
+
+    def lose_packets(self, node, *, is_losing):
+        """Loses what a node sends and is sent, in the switch; or not any more."""
+        state = "0" if is_losing else "3"  # disabled, forwarding
+        self._switch.run("bridge", "link", "set", "dev", node.name, "state", state)
 
     def await_silence(self, limit_s):
         """Waits until nothing runs on any node; returns what is left at the limit, as text."""

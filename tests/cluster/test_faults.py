@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.conftest import ROOT, await_end, wait_until
@@ -24,20 +25,16 @@ TRAINING = "--conv 4 20 1 --pool 10 --dense 8 --epochs 2000 --epochs_scaling wea
 
 
 class Job:
-    """A job on several nodes, which nothing ends but a fault.
-
-    Args:
-        nodes: The cluster.
-        process: The launcher.
-        directory: Where it runs.
-
-    Attributes:
-        pids: The process ids of the ranks, once `await_training` has returned.
-    """
+    """A job on several nodes, which nothing ends but a fault; `pids` are those of its ranks."""
 
     def __init__(self, nodes, process, directory) -> None:
         self._nodes, self._process, self._directory = nodes, process, directory
         self.pids: list[int] = []
+
+    @property
+    def is_running(self):
+        """Whether its launcher has not ended."""
+        return self._process.poll() is None
 
     def await_training(self, num_ranks):
         """Waits until all ranks train; they write a file each."""
@@ -46,7 +43,11 @@ class Job:
     def await_epoch(self):
         """Waits until the ranks have trained for an epoch."""
         history = self._directory / "out/EXP000/RUN000/history.csv"
-        wait_until(history.exists, START_S, self._process)
+        wait_until(
+            lambda: history.exists() and history.read_text().count("\n") > 1,
+            START_S,
+            self._process,
+        )
 
     def _find(self, num_ranks):
         self.pids = []
@@ -56,6 +57,17 @@ class Job:
                 self.pids += [int(pid)] if phase == "train" else []
         return len(self.pids) == num_ranks
 
+    @property
+    def launcher(self):
+        """The launcher."""
+        return psutil.Process(self._process.pid)
+
+    @property
+    def watchdog(self):
+        """The watchdog server."""
+        processes = self._nodes.nodes[0].processes()
+        return next(each for each in processes if "candle_p1.failure.server" in each.cmdline())
+
     def await_end(self):
         """Waits until nothing is left of the job; returns (exit code, output, record)."""
         deadline = time.monotonic() + LIMIT_S
@@ -63,7 +75,8 @@ class Job:
         print(output)
         left = self._nodes.await_silence(deadline - time.monotonic())
         assert left == "", f"{left}\n{output}"
-        assert [node.shared_memory() for node in self._nodes.nodes] == [[]] * len(self._nodes.nodes)
+        for node in self._nodes.nodes:
+            assert (node.shared_memory(), node.sessions()) == ([], [])
         return code, output, read_record(self._directory / "out/EXP000/RUN000/run.json")
 
 
@@ -77,10 +90,11 @@ def soon(monkeypatch):
 def begin(cluster, start, tables, tmp_path, monkeypatch):
     """Returns a function that starts a job, and returns its nodes and the job."""
 
-    def begin(*num_ranks_of_nodes, command=(HERE / "watched_run.py", *tables)):
+    def begin(*num_ranks_of_nodes, command=(HERE / "watched_run.py", *tables), wrap=list):
         monkeypatch.setenv("STEPS", "1000000")
         nodes = cluster(len(num_ranks_of_nodes))
-        job = Job(nodes, start(nodes.mpirun(num_ranks_of_nodes, *command)), tmp_path)
+        line = nodes.mpirun(num_ranks_of_nodes, *command, wrap=wrap)
+        job = Job(nodes, start(line), tmp_path)
         job.await_training(sum(num_ranks_of_nodes))
         return nodes, job
 
@@ -129,17 +143,15 @@ def test_a_rank_is_killed_on_another_node(begin, number, how):
     assert how in assert_named(job, [3], "node2", is_printed=number != signal.SIGABRT)
 
 
-def test_a_rank_is_stopped_that_has_a_neighbour(begin, monkeypatch):
-    monkeypatch.setenv("CANDLE_P1_STOPPED_S", "4")
-    _, job = begin(2, 2)
-    os.kill(job.pids[3], signal.SIGSTOP)
-    assert "SIGSTOP" in assert_named(job, [3], "node2")
-
-
-def test_a_rank_is_stopped_that_is_alone_on_its_node(begin, soon):
+@pytest.mark.parametrize(
+    ("rank", "host", "why"), [(1, "node1", "SIGSTOP"), (3, "node3", "it is stopped")]
+)
+def test_a_rank_is_stopped(begin, soon, monkeypatch, rank, host, why):
+    """The server sees the state of a process on its own node only."""
+    monkeypatch.setenv("CANDLE_P1_STOPPED_S", "2")
     _, job = begin(2, 1, 1)
-    os.kill(job.pids[3], signal.SIGSTOP)
-    assert_named(job, [3], "node3")
+    os.kill(job.pids[rank], signal.SIGSTOP)
+    assert why in assert_named(job, [rank], host)
 
 
 def test_the_cable_of_a_node_is_pulled(begin, soon):
@@ -169,6 +181,92 @@ def test_the_cable_of_a_node_is_pulled_while_gradients_are_averaged(begin_traini
     nodes, job = begin_training()
     nodes.cut(nodes.nodes[1])
     assert_named(job, [1], "node2")
+
+
+def assert_ended(job):
+    """Asserts that the job has failed, and that no rank is to blame; returns the reason."""
+    code, _, record = job.await_end()
+    assert code != 0
+    assert record["status"] == "failed"
+    assert record["failure"]["rank"] is None
+    return record["failure"]["reason"]
+
+
+@pytest.mark.parametrize("aborts", [False, True])
+def test_the_watchdog_is_killed(begin, aborts):
+    """The run ends, and its record is completed even if a rank ends at the same moment."""
+    _, job = begin(2, 2)
+    job.watchdog.kill()
+    if aborts:
+        os.kill(job.pids[3], signal.SIGABRT)
+    assert "nobody watched it any more" in assert_ended(job)
+
+
+def in_script(command):
+    """Returns the command that runs another one within a script, which remains its parent."""
+    return ["sh", "-c", '"$@"; true', "sh", *command]
+
+
+@pytest.mark.parametrize("victim", ["rank", "script"])
+def test_the_launcher_is_stopped_and_a_process_dies(begin, victim):
+    """Nobody else could end the job."""
+    _, job = begin(2, 2, wrap=in_script)
+    job.launcher.suspend()
+    rank = psutil.Process(job.pids[1])
+    (rank if victim == "rank" else rank.parent()).send_signal(signal.SIGBUS)
+    code, _, record = job.await_end()
+    assert code != 0
+    assert record["status"] == "failed"
+    assert record["failure"]["rank"] == (1 if victim == "rank" else None)
+
+
+def test_the_node_of_rank_0_is_cut_off_and_rank_0_is_killed(begin):
+    nodes, job = begin(2, 2)
+    nodes.cut(nodes.nodes[0])
+    os.kill(job.pids[0], signal.SIGKILL)
+    assert_named(job, [0], "node1", is_printed=False)
+
+
+@pytest.mark.parametrize(("gap_s", "must_go_on"), [(6, True), (14, False)])
+def test_the_network_has_a_gap(begin, gap_s, must_go_on):
+    """TCP repeats what was lost after twice as long each time: 13 s and 25 s after the begin.
+
+    On a busy machine the times are others, and a run may survive a long gap.
+    """
+    nodes, job = begin(2, 1)
+    nodes.lose_packets(nodes.nodes[1], is_losing=True)
+    time.sleep(gap_s)
+    nodes.lose_packets(nodes.nodes[1], is_losing=False)
+    time.sleep(LIMIT_S - gap_s)
+    if must_go_on or job.is_running:
+        assert job.is_running
+        os.kill(job.pids[0], signal.SIGKILL)
+        assert_named(job, [0], "node1")
+    else:
+        assert_named(job, [2], "node2")
+
+
+def test_what_a_job_has_left_that_was_killed_as_a_whole_is_removed_by_the_next_one(
+    begin, start, tables, monkeypatch
+):
+    nodes, _ = begin(2)
+    (node,) = nodes.nodes
+    for process in node.processes():
+        process.suspend()
+    for process in node.processes():
+        process.kill()
+    assert nodes.await_silence(LIMIT_S) == ""
+    assert node.shared_memory()
+    assert node.sessions()
+    inside = Path(f"/proc/{node.pid}/root")
+    for name in node.shared_memory():
+        os.utime(inside / "dev/shm" / name, (0, 0))
+    for name in node.sessions():
+        os.utime(inside / node.temporary.relative_to("/") / name, (0, 0))
+    monkeypatch.setenv("STEPS", "2")
+    code, output = await_end(start(nodes.mpirun([2], HERE / "watched_run.py", *tables)), START_S)
+    assert code == 0, output
+    assert (node.shared_memory(), node.sessions()) == ([], [])
 
 
 @pytest.mark.parametrize("silently", [False, True], ids=["refused", "dropped"])

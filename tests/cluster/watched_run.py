@@ -19,10 +19,9 @@ from candle_p1 import train
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.reader import FileSet, Reader, describe_together, loading
 from candle_p1.records import environment
-from candle_p1.training.agreement import check_same_data
 from candle_p1.training.lifecycle import recorded_run
 from candle_p1.training.measured import describe_rank
-from candle_p1.training.setup import make_plan
+from candle_p1.training.setup import check_same_data, make_plan
 
 STEP_S = 0.02
 
@@ -49,7 +48,7 @@ def run_without_network(benchmark, params, comm, look=lambda run: None):
     """Takes the place of train._run; `look` is called when all ranks have loaded."""
     with recorded_run(benchmark.name, params, comm) as run:
         roles = {role: Path(params[name]) for role, name in benchmark.files.items()}
-        reader = Reader(FileSet.of(roles), loading(params, comm, 1, run.screen.warn))
+        reader = Reader(FileSet.at(roles), loading(params, comm, 1, run.screen.warn))
         for warning in reader.loading.warnings:
             run.screen.warn(warning)
         with run.phases("load"):
@@ -66,7 +65,6 @@ def run_without_network(benchmark, params, comm, look=lambda run: None):
             take_steps(run, int(os.environ["STEPS"]))
         run.finish(
             describe_rank(comm, threads=1, device="cpu", num_cores=1),
-            logged=params["communication_log"],
             data={
                 "synthetic": False,
                 "loader": params["loader"],
@@ -74,7 +72,7 @@ def run_without_network(benchmark, params, comm, look=lambda run: None):
                 "files": describe_together(reader, comm, run.start),
                 "num_train": len(data.train),
             },
-            plan=make_plan(benchmark, params, len(data.train), comm).to_dict(),
+            plan=make_plan(benchmark, params, len(data.train), comm),
             model={"num_parameters": 0, "optimizer": params["optimizer"]},
             distributed={"backend": "none"},
             training={"epochs": []},

@@ -5,7 +5,7 @@ moment one of its processes gets a random signal. The run passes if within the t
 its processes is left, its exit code is not 0, and its record, if there was one when the signal
 came, says what docs/faults.md promises. Whenever the record is there, it must be complete.
 
-Usage: python -m tests.faults.kill_runs [--runs 100] [--seed N] [--jobs 2]
+Usage: python -m tests.faults.kill_runs [--runs 100] [--seed N] [--jobs 2] [--engine jax]
 """
 
 from __future__ import annotations
@@ -42,32 +42,17 @@ INTERRUPTIONS = ("TERM", "INT", "HUP")
 
 @dataclass
 class Fault:
-    """What happens to a run, and how it ended.
-
-    Attributes:
-        number: Of the run.
-        starter: What starts it: "candle-p1" or "mpirun".
-        victim: Whom the signal hits: "launcher", "rank 0" or "rank 1".
-        signal: Its name, without SIG.
-        period: The key in MOMENTS.
-        moment_s: When it is sent; once it has been sent, after the start.
-        ended_s: How long after the signal no process was left; None: longer than the limit.
-        code: The exit code of the launcher.
-        status: The record's; "none" if there is no record.
-        rank: The rank that the record names.
-        problems: What is wrong.
-        output: What the run printed.
-    """
+    """What happens to a run, and how it ended."""
 
     number: int
     starter: str
     victim: str
     signal: str
     period: str
-    moment_s: float
-    ended_s: float | None = None
-    code: int | None = None
-    status: str = "none"
+    moment_s: float  # from when it begins its period; once it has been sent, from the start
+    ended_s: float | None = None  # from the signal until no process was left
+    code: int | None = None  # the launcher's
+    status: str = "none"  # the record's
     rank: int | None = None
     problems: list[str] = field(default_factory=list)
     output: str = ""
@@ -98,22 +83,18 @@ def draw(number: int, seed: int) -> Fault:
 
 
 class FaultyRun:
-    """A run, and the fault that it is given.
+    """A run, and the fault that it is given."""
 
-    Args:
-        fault: The fault.
-        directory: A directory for its files, which is made.
-    """
-
-    def __init__(self, fault: Fault, directory: Path) -> None:
+    def __init__(self, fault: Fault, directory: Path, engine: str = "auto") -> None:
         self.fault, self._directory = fault, directory
+        self._flags = [*FLAGS.split(), "--engine", engine]
 
     def execute(self) -> Fault:
         """Starts the run, sends the signal, waits for the end and judges it."""
         fault = self.fault
         self._directory.mkdir(parents=True)
         start = time.monotonic()
-        self._run = StartedRun("nt3", fault.starter, NUM_RANKS, FLAGS.split(), self._directory)
+        self._run = StartedRun("nt3", fault.starter, NUM_RANKS, self._flags, self._directory)
         try:
             had_record = self._send_signal(start)
             self._await_end()
@@ -204,6 +185,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the faults")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     parser.add_argument("--only", type=int, nargs="*", help="the numbers of the runs to repeat")
+    parser.add_argument("--engine", default="auto", help="what averages gradients")
     arguments = parser.parse_args()
     # A background process of a shell script ignores Ctrl-C, and so would all its children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -214,7 +196,7 @@ def main() -> None:
         ensure(find_benchmark("nt3").recipe, "small", 2019)
         numbers = dict.fromkeys(arguments.only or range(arguments.runs))
         runs = [
-            FaultyRun(draw(number, arguments.seed), Path(directory) / f"{number}")
+            FaultyRun(draw(number, arguments.seed), Path(directory) / f"{number}", arguments.engine)
             for number in numbers
         ]
         faults = []

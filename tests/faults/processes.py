@@ -24,22 +24,7 @@ LIMIT_S = 30.0
 
 
 class StartedRun:
-    """A run that has been started, with all its processes.
-
-    Args:
-        benchmark: Its benchmark.
-        starter: One of STARTERS.
-        num_ranks: The number of ranks.
-        flags: Flags of the benchmark.
-        directory: Where it writes its record, into `run`, and its output.
-        number: Counts the starts in this directory.
-
-    Attributes:
-        launcher: The launcher.
-        mark: The value of MARK.
-        record_path: Where the record is.
-        log: The file with what the run prints.
-    """
+    """A run that has been started, with all its processes; `number` counts those of a directory."""
 
     def __init__(
         self,

@@ -1,22 +1,52 @@
-"""Runs that nobody kills: what the killed ones have to end like."""
+"""Commands that train with checkpoints, and how they end if nobody kills them."""
 
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from statistics import mean
 
 import numpy as np
 
 from candle_p1.checkpoints.checkpoint import Checkpoint
 from candle_p1.checkpoints.root import CheckpointRoot
-from tests.faults.killed_run import EVERY_S, EVERY_STEPS, Command
 from tests.faults.processes import StartedRun
 
-PULSE_S = 1.5
-"""How long after its time the ranks agree on a checkpoint at the latest, in s."""
+MODELS = {
+    "nt3": "--conv 4 20 1 --pool 10 --dense 4000 600",
+    "p1b1": "--dense 1000 400 2 400 1000",
+}
+EPOCHS_PER_KILL = {"nt3": 24, "p1b1": 30}
+"""Enough for checkpoints before each kill."""
+EVERY_STEPS, EVERY_S = 40, 2.0
+INTERVALS = {"steps": f"--ckpt_every_steps {EVERY_STEPS}", "seconds": f"--ckpt_every_s {EVERY_S}"}
 TRAINING_S = 900.0
 """How long a run may take until its first checkpoint, or until its end, on a busy machine."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A benchmark with flags, on some ranks, which trains long enough for some kills."""
+
+    benchmark: str
+    interval: str
+    num_ranks: int
+    num_kills: int
+    engine: str = "auto"
+
+    def __str__(self) -> str:
+        return f"{self.benchmark} on {self.num_ranks} ranks, by {self.interval}"
+
+    @property
+    def flags(self) -> list[str]:
+        """The benchmark's flags."""
+        epochs = self.num_kills * EPOCHS_PER_KILL[self.benchmark]
+        flags = f"--size small {MODELS[self.benchmark]} {INTERVALS[self.interval]}"
+        flags += f" --epochs {epochs} --epochs_scaling weak"
+        flags += f" --engine {self.engine} --ckpt_save_best False --ckpt_keep_limit 3"
+        return flags.split()
 
 
 class Reference:
@@ -28,37 +58,22 @@ class Reference:
 
     def __init__(self, command: Command, directory: Path) -> None:
         directory.mkdir(parents=True)
-        self.run_directory, self._by_steps = directory / "run", command.interval == "steps"
+        self._directory = directory / "run"
         run = StartedRun(command.benchmark, "mpirun", command.num_ranks, command.flags, directory)
         try:
             if run.await_end(TRAINING_S) is None or run.launcher.returncode:
                 raise RuntimeError(f"{command}, not killed, failed:\n{run.output()}")
         finally:
             run.clear()
-        record = run.read_record()
-        assert record is not None
-        facts = record["checkpoints"]
-        self.write_s = facts["write_s"] / facts["num_saved"]
-        self._step_s = fastest_step_s(record)
+        self.write_s = mean(map(write_s, self._directory.glob("ckpts/epoch-*")))
 
-    def intervals(self, num_steps: int, record: dict[str, Any]) -> float:
-        """Returns how many intervals between checkpoints so many steps of a run are at least.
-
-        Args:
-            num_steps: The number of steps.
-            record: The record of the run, which may have been faster than this one.
-        """
-        if self._by_steps:
-            return num_steps / EVERY_STEPS
-        step_s = min(self._step_s, fastest_step_s(record))
-        return max(0.0, num_steps * step_s - PULSE_S) / EVERY_S
-
-    def differences(self, run_directory: Path) -> list[str]:
+    def differences(self, directory: Path) -> list[str]:
         """Returns what is not equal, bit for bit, in another run of the same command."""
-        found = []
-        if history(self.run_directory) != history(run_directory):
-            found.append("history.csv differs")
-        expected, other = (newest(each / "ckpts") for each in (self.run_directory, run_directory))
+        histories = [(each / "history.csv").read_bytes() for each in (self._directory, directory)]
+        found = ["history.csv differs"] if histories[0] != histories[1] else []
+        expected, other = (
+            CheckpointRoot(each / "ckpts").newest() for each in (self._directory, directory)
+        )
         if expected is None or other is None or expected.position != other.position:
             return [*found, "the last checkpoint has another position"]
         if expected.arrays != other.arrays:
@@ -68,34 +83,23 @@ class Reference:
             for name in expected.arrays
             if not equal(expected.read(name), other.read(name))
         ]
-        for rank in range(expected.num_ranks):
-            one, another = expected.rank_state(rank), other.rank_state(rank)
+        states = zip(expected.rank_states(), other.rank_states(), strict=True)
+        for rank, (one, another) in enumerate(states):
             same = one.keys() == another.keys()
             if not same or not all(equal(one[name], another[name]) for name in one):
                 found.append(f"the state of rank {rank} differs")
         return found
 
 
-def fastest_step_s(record: dict[str, Any]) -> float:
-    """Returns the mean time of a step in the fastest epoch of a run, in s."""
-    epochs, num_steps = record["training"]["epochs"], record["plan"]["steps_per_epoch"]
-    fastest_s: float = min(epoch["train"]["min_s"] for epoch in epochs)
-    return fastest_s / num_steps
+def write_s(checkpoint: Path) -> float:
+    """Returns the time from saving a checkpoint until its directory was complete, in s."""
+    created = datetime.fromisoformat(Checkpoint(checkpoint).manifest.created.replace("Z", "+00:00"))
+    return checkpoint.stat().st_mtime - created.timestamp()
 
 
 def equal(one: np.ndarray, other: np.ndarray) -> bool:
     """Returns whether two arrays have the same bits."""
     return one.dtype == other.dtype and one.tobytes() == other.tobytes()
-
-
-def history(run_directory: Path) -> str:
-    """Returns the content of history.csv."""
-    return (run_directory / "history.csv").read_text()
-
-
-def newest(root: Path) -> Checkpoint | None:
-    """Returns the checkpoint that "latest" names."""
-    return CheckpointRoot(root).latest()
 
 
 class References:

@@ -15,12 +15,12 @@ sys.path.insert(0, os.environ["NT3_FOLDER"])
 
 from candle_p1 import train
 from candle_p1.distributed.comm import connect
-from candle_p1.distributed.watchdog.client import WatchdogClient
+from candle_p1.failure.agent import RankAgent
 from nt3 import BENCHMARK
 
 rank = connect().rank
 fault_rank, fault_phase, what = os.environ.get("FAULT", "-1::").split(":")
-report_phase = WatchdogClient.report_phase
+report_phase = RankAgent.report_phase
 
 
 def note_phase_and_fail(self, path):
@@ -43,5 +43,5 @@ def note_phase_and_fail(self, path):
                 raise ValueError("in place of Ctrl-C") from caught
 
 
-WatchdogClient.report_phase = note_phase_and_fail
+RankAgent.report_phase = note_phase_and_fail
 train.main(BENCHMARK)

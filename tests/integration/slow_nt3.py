@@ -10,17 +10,17 @@ sys.path.insert(0, os.environ["NT3_FOLDER"])
 
 from candle_p1 import train
 from candle_p1.distributed.comm import connect
-from candle_p1.distributed.engines.horovod import HorovodEngine
+from candle_p1.distributed.reducers.reducer import GraphReducer
 from nt3 import BENCHMARK, Nt3
 
 is_slow = str(connect().rank) in os.environ["SLOW_RANKS"].split(",")
 delay_s = float(os.environ["SLOW_S"]) if is_slow else 0.0
-broadcast_state = HorovodEngine.broadcast_state
+broadcast = GraphReducer.broadcast
 
 
 def broadcast_slowly(*arguments):
     time.sleep(10 * delay_s)
-    broadcast_state(*arguments)
+    broadcast(*arguments)
 
 
 def slow_callbacks(self, params):
@@ -35,6 +35,6 @@ def slow_callbacks(self, params):
     ]
 
 
-HorovodEngine.broadcast_state = broadcast_slowly
+GraphReducer.broadcast = broadcast_slowly
 Nt3.callbacks = slow_callbacks
 train.main(BENCHMARK)

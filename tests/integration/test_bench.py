@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from contextlib import suppress
+from importlib.util import find_spec
 
 import psutil
 import pytest
@@ -20,6 +21,7 @@ BENCH = [sys.executable, "-m", "candle_p1.cli", "bench"]
 LIMIT_S = 60
 LOADERS = ["original", "chunked"]
 LOAD = ["load", "nt3", "--size", "small", "--repeats", "2", "--methods", ",".join(LOADERS)]
+LOAD += ["--np", "2"]
 SMALL_MODEL = ["--conv", "8", "20", "1", "8", "10", "1", "--dense", "20"]
 STEP = ["step", "nt3", "--size", "small", "--steps", "1", "--rounds", "1", *SMALL_MODEL]
 HIDDEN = os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": "-1"}
@@ -31,25 +33,30 @@ def bench(execute, tmp_path):
     """Measures, as the arguments of candle-p1 bench say; returns (report, output)."""
 
     def bench(*argv, **options):
-        code, output = execute([*BENCH, *argv, "--json", "found.json"], **options)
+        files = ("--json", "found.json", "--markdown", "found.md")
+        code, output = execute([*BENCH, *argv, *files], **options)
         assert code == 0, output
+        assert (tmp_path / "found.md").read_text().startswith(f"# candle-p1 bench {argv[0]} ")
         return json.loads((tmp_path / "found.json").read_text()), output
 
     return bench
 
 
-def test_the_papers_methods_are_compared(bench, tmp_path):
+@pytest.mark.parallel
+def test_the_papers_methods_are_compared(mpirun, bench, tmp_path):
     report, output = bench(*LOAD, "--picture", "load.png")
     assert [result["method"] for result in report["results"]] == LOADERS
     for result in report["results"]:
         assert result["repeats"] == len(result["repeats_s"]) == len(result["per_rank_s"]) == 2
         assert (result["ci95_s"], result["range_s"]) == (None, sorted(result["repeats_s"]))
-        assert result["peak_rank_bytes"] == result["peak_bytes"] >= result["matrix_bytes"]
-        # The library reads what a first look at heads and bytes has read, too.
-        assert 0 <= result["bytes_read"] - 2 * result["file_bytes"] < 2**19
+        assert result["repeats_s"] == list(map(max, result["per_rank_s"]))
+        assert all(len(per_rank_s) == 2 for per_rank_s in result["per_rank_s"])
+        assert result["matrix_bytes"] <= result["peak_rank_bytes"] <= result["peak_bytes"]
+        assert result["peak_bytes"] <= 2 * result["peak_rank_bytes"]
+        assert result["bytes_read"] >= 2 * result["file_bytes"]
         assert set(result["per_file_median_s"]) == {"train", "test"}
         assert result["speedup"][result["method"]] == 1
-        assert (result["num_ranks"], result["file_cache"]) == (1, "warm")
+        assert (result["num_ranks"], result["file_cache"]) == (2, "warm")
     timed = [job["method"] for job in report["jobs"] if job["purpose"] == "time"]
     assert timed == LOADERS + LOADERS[::-1]
     assert report["synthetic"]
@@ -57,16 +64,6 @@ def test_the_papers_methods_are_compared(bench, tmp_path):
     assert [table["machine"] for table in report["published"]["tables"]] == ["Summit", "Theta"]
     assert "Summit (published)" in output
     assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parallel
-def test_several_ranks_load_at_the_same_time(mpirun, bench):
-    report, _ = bench(*LOAD, "--np", "2")
-    for result in report["results"]:
-        assert result["repeats_s"] == list(map(max, result["per_rank_s"]))
-        assert all(len(per_rank_s) == 2 for per_rank_s in result["per_rank_s"])
-        assert result["bytes_read"] >= 2 * result["file_bytes"]
-        assert result["peak_rank_bytes"] <= result["peak_bytes"] <= 2 * result["peak_rank_bytes"]
 
 
 @pytest.mark.parallel
@@ -105,7 +102,6 @@ def test_a_job_that_cannot_do_its_work_ends_the_comparison(execute, tmp_path, ar
 @pytest.mark.parametrize(
     ("number", "code", "num_ranks"),
     [
-        (signal.SIGINT, 130, 1),
         (signal.SIGTERM, 143, 1),
         pytest.param(signal.SIGINT, 130, 2, marks=pytest.mark.parallel),
     ],
@@ -127,18 +123,29 @@ def test_a_signal_ends_the_comparison_and_its_jobs(request, start, number, code,
     assert not [job for job in jobs if job.is_running()]
 
 
-def test_a_step_is_compared_with_plain_keras(bench):
-    report, output = bench(*STEP)
-    ours, plain = report["results"]
-    assert (ours["kernels"], plain["kernels"]) == ("fast", "plain")
-    assert ours["repeats"] == plain["repeats"] == 1
-    assert ours["batch_size"] == plain["batch_size"] == 20
-    assert ours["peak_bytes"] > ours["state_bytes"] > 0
-    assert ours["matrix_bytes"] > 0
+@pytest.mark.horovod
+@pytest.mark.jax_engine
+def test_a_step_is_compared_with_plain_keras_and_another_environment(bench):
+    report, output = bench(*STEP, "--compare_env", sys.executable)
+    here, plain, there, plain_there = report["results"]
+    assert here["repeats"] == plain["repeats"] == there["repeats"] == 1
+    assert here["batch_size"] == plain["batch_size"] == 20
     assert report["differences"]["plain Keras"]["loss"] < 1e-5
-    assert 0 <= report["differences"]["plain Keras"]["update"] < 1e-3
-    assert report["roofline"]["total_s"] > 0
     assert "the data are synthetic" in output
+    has_tensorflow = find_spec("horovod") is not None
+    assert here["has_fast_kernels"] == plain["has_fast_kernels"] == has_tensorflow
+    assert ("the fast kernels are for TensorFlow on CPUs only" in output) != has_tensorflow
+    if has_tensorflow:
+        assert (here["kernels"], plain["kernels"]) == ("fast", "plain")
+        assert here["peak_bytes"] > here["state_bytes"] > 0
+        assert here["matrix_bytes"] > 0
+        assert 0 <= report["differences"]["plain Keras"]["update"] < 1e-3
+        assert report["roofline"]["total_s"] > 0
+    assert (here["python"], there["python"]) == (None, sys.executable)
+    assert there["variant"].startswith("candle_p1, other ")
+    assert plain_there["variant"].startswith("plain Keras, other ")
+    assert set(here["speedup"]) == {each["variant"] for each in (plain, there, plain_there)}
+    assert there["backend"] == here["backend"]
 
 
 @pytest.mark.parallel
@@ -150,27 +157,6 @@ def test_a_step_of_ranks_is_compared_with_one_process(mpirun, bench):
     assert [result["averages_gradients"] for result in (together, alone)] == [True, False]
     assert together["state_bytes"] == 2 * one["state_bytes"]
     assert "exposed communication" in output
-
-
-@pytest.mark.jax_engine
-def test_plain_keras_on_jax_is_the_peer_there(bench):
-    report, output = bench(*STEP, "--engine", "jax")
-    assert report["differences"]["plain Keras"]["loss"] < 1e-5
-    assert [result["has_fast_kernels"] for result in report["results"]] == [False, False]
-    assert "the fast kernels are for TensorFlow on CPUs only" in output
-
-
-@pytest.mark.horovod
-@pytest.mark.jax_engine
-def test_another_environment_measures_the_same(bench):
-    report, _ = bench(*STEP, "--compare_env", sys.executable)
-    here, plain, there, plain_there = report["results"]
-    assert (here["python"], there["python"]) == (None, sys.executable)
-    assert there["variant"].startswith("candle_p1, other ")
-    assert plain_there["variant"].startswith("plain Keras, other ")
-    assert there["repeats"] == 1
-    assert set(here["speedup"]) == {each["variant"] for each in (plain, there, plain_there)}
-    assert there["backend"] == here["backend"]
 
 
 @pytest.mark.jax_engine
@@ -204,9 +190,8 @@ def test_every_precision_is_measured(bench):
 
 
 @pytest.mark.parallel
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_checkpoints_are_compared_with_keras(mpirun, bench, tmp_path, num_ranks):
-    argv = ["checkpoint", "nt3", "--np", num_ranks, "--rounds", "1", "--directory", "."]
+def test_checkpoints_are_compared_with_keras(mpirun, bench, tmp_path):
+    argv = ["checkpoint", "nt3", "--np", "2", "--rounds", "1", "--directory", "."]
     report, output = bench(*argv, *SMALL_MODEL)
     ours, waiting, backup, model = report["results"]
     names = ["candle_p1", "candle_p1, waiting", "BackupAndRestore", "model.save"]

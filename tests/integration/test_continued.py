@@ -14,7 +14,6 @@ import pytest
 
 from candle_p1.records.power_file import write_traces
 from candle_p1.records.power_trace import Channel, Trace
-from candle_p1.training.run_lock import LOCK_NAME
 from tests.conftest import await_end, wait_until
 from tests.records import read_record
 
@@ -61,14 +60,6 @@ def ranks_of(process):
     return [each for each in launcher.children() if "nt3" in " ".join(each.cmdline())]
 
 
-def holds(process, directory):
-    """Returns whether a rank of a job holds the lock of a run's directory."""
-    lock = str(directory / LOCK_NAME)
-    with suppress(psutil.Error):
-        return any(lock == file.path for rank in ranks_of(process) for file in rank.open_files())
-    return False
-
-
 def test_interrupted_killed_and_continued_to_the_end(command, tmp_path):
     directory = tmp_path / "out/EXP000/RUN000"
     history = directory / "history.csv"
@@ -85,30 +76,22 @@ def test_interrupted_killed_and_continued_to_the_end(command, tmp_path):
     assert str(saved) in output
     assert first["total_s"] > first["phases"]["train"]["min_s"] > 0
 
-    # Of two that start at the same time, one goes on, and the other begins a run of its own.
-    both = [command(), command()]
-    beside = directory.with_name("RUN001")
-    wait_until(lambda: any(holds(each, beside) for each in both), START_S, both[0])
-    wait_until(lambda: any(holds(each, directory) for each in both), START_S, both[1])
-    process, other = sorted(both, key=lambda each: holds(each, beside))
-    assert holds(process, directory)
-    other.send_signal(signal.SIGTERM)
+    process = command()
     wait_until(lambda: num_lines(history) > 5, START_S, process)
     for rank in ranks_of(process):
         os.kill(rank.pid, signal.SIGKILL)
     await_end(process, END_S)
-    await_end(other, END_S)
     wait_until(lambda: read_record(directory / "run.json")["status"] != "running", END_S)
     lost = read_record(directory / "run.json")
-    assert [part["status"] for part in lost["parts"]] == ["interrupted", "failed"]
-    steps = lost["parts"][1]["steps"]
+    assert [part["status"] for part in lost["segments"]] == ["interrupted", "failed"]
+    steps = lost["segments"][1]["steps"]
     assert steps == lost["failure"]["steps"] > 14
 
     code, output = await_end(command(), START_S)
     print(output)
     assert code == 0
     record = read_record(directory / "run.json")
-    parts = record["parts"]
+    parts = record["segments"]
     assert [part["status"] for part in parts] == ["interrupted", "failed", "ok"]
     for earlier, later in pairwise(parts):
         assert earlier["end"] == later["begin"]
@@ -117,13 +100,13 @@ def test_interrupted_killed_and_continued_to_the_end(command, tmp_path):
     assert 0 <= parts[1]["lost_steps"] == steps - done
     kept = sum(part["steps"] - part.get("lost_steps", 0) for part in parts)
     assert kept == NUM_STEPS
-    assert record["whole"]["total_s"] == pytest.approx(sum(part["total_s"] for part in parts))
+    assert record["totals"]["total_s"] == pytest.approx(sum(part["total_s"] for part in parts))
     energies = [part["energy"] for part in parts]
     assert {energy["kind"] for energy in energies} == {"simulated"}
     for part, energy in zip(parts, energies, strict=True):
         assert energy["energy_j"] == pytest.approx(100.0 * part["total_s"], rel=0.2)
-    whole_j = record["whole"]["energy"]["energy_j"]
+    whole_j = record["totals"]["energy"]["energy_j"]
     assert whole_j == pytest.approx(sum(energy["energy_j"] for energy in energies))
     assert [epoch["epoch"] for epoch in record["training"]["epochs"]] == list(range(1, 25))
-    assert {epoch["part"] for epoch in record["training"]["epochs"]} == {1, 2, 3}
+    assert {epoch["segment"] for epoch in record["training"]["epochs"]} == {1, 2, 3}
     assert num_lines(directory / "history.csv") == 25

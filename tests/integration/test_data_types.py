@@ -9,43 +9,39 @@ import pytest
 from tests.records import read_record
 
 pytestmark = [pytest.mark.extended, pytest.mark.horovod, pytest.mark.jax_engine]
-SHORT = "--epochs 4 --epochs_scaling none --train_steps 4 --power none --check_replicas True"
+SHORT = "--epochs 4 --train_steps 4 --power none"
 RUNS = {
-    "nt3": f"{SHORT} --conv 4 20 1 --pool 10 --dense 8",
-    "p1b1": f"{SHORT} --dense 20 8 --feature_subsample 60",
-    "p1b2": f"{SHORT} --dense 20 8 --feature_subsample 60",
-    "p1b3": f"{SHORT} --dense 20 8 --feature_subsample 60 --val_steps 2 --test_steps 2",
+    "nt3": f"nt3 {SHORT} --conv 4 20 1 --pool 10 --dense 8",
+    "p1b1": f"p1b1 {SHORT} --dense 20 8 --feature_subsample 60",
+    "p1b2": f"p1b2 {SHORT} --dense 20 8 --feature_subsample 60",
+    "p1b3": f"p1b3 {SHORT} --dense 20 8 --feature_subsample 60 --val_steps 2 --test_steps 2",
 }
-TYPES = ("bf16", "f16")
-SEEDS = range(1, 6)
+TYPES = ("f32", "bf16", "f16")
+CLOSE = {"nt3": 0.05, "p1b1": 0.002, "p1b2": 0.002, "p1b3": 0.03}
+"""Relative to the last loss, which another seed changes by twice to ten times as much."""
 
 
 @pytest.fixture(scope="module")
 def place(train_all):
-    runs = {
-        f"{name}-{seed}": f"{name} {flags} --rng_seed {seed}"
-        for name, flags in RUNS.items()
-        for seed in SEEDS
-    }
-    runs |= {
-        f"{name}-{each}": f"{name} {flags} --rng_seed 1 --data_type {each}"
-        for name, flags in RUNS.items()
-        for each in TYPES
-    }
-    return train_all(2, runs, limit_s=1200)
+    return train_all(
+        1,
+        {
+            f"{name}-{each}": f"{line} --data_type {each}"
+            for name, line in RUNS.items()
+            for each in TYPES
+        },
+    )
 
 
-@pytest.mark.parametrize("data_type", TYPES)
+@pytest.mark.parametrize("data_type", TYPES[1:])
 @pytest.mark.parametrize("name", RUNS)
 def test_half_types_compute_and_learn(place, name, data_type):
-    losses = {run: losses_of(place / f"{name}-{run}") for run in (*map(str, SEEDS), data_type)}
-    assert losses[data_type] != losses["1"]
-    at_the_end = [losses[str(seed)][-1] for seed in SEEDS]
-    spread = max(at_the_end) - min(at_the_end)
-    assert losses[data_type][-1] == pytest.approx(losses["1"][-1], abs=spread)
+    """On several ranks, tests/parallel/check_restart.py trains with both."""
+    expected, found = (losses_of(place / f"{name}-{each}") for each in ("f32", data_type))
+    assert found != expected
+    assert found[-1] == pytest.approx(expected[-1], rel=CLOSE[name])
     model = read_record(place / f"{name}-{data_type}" / "run.json")["model"]
     assert model["data_type"] == data_type
-    assert read_record(place / f"{name}-1" / "run.json")["model"]["data_type"] == "f32"
 
 
 def losses_of(directory):

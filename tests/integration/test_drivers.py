@@ -143,10 +143,14 @@ def test_every_loss_counts_and_may_be_allowed(train_all, monkeypatch):
     assert records["fine"]["data"]["scaling"] is None
 
 
-TOO_LARGE = {
+REFUSED = {
     "p1b2 --dense 1000000 1000000": "GiB",
     "p1b1 --latent_dim 1000000000": "latent_dim",
     "nt3 --classes 1000000000": "classes",
+    "tiny --power cray": "power cray",
+    "tiny --power solar": "power: 'solar'",
+    "tiny --power replay:missing.csv": "missing.csv",
+    "tiny --timeline t.json": "timeline t.json",
 }
 ATTEMPTS = """
 import sys
@@ -164,9 +168,10 @@ for line in sys.argv[1:]:
 """
 
 
-def test_networks_that_no_memory_can_hold_are_refused(execute):
-    code, output = execute([sys.executable, "-c", ATTEMPTS, *TOO_LARGE])
+def test_what_cannot_be_held_or_measured_is_refused(execute, monkeypatch):
+    monkeypatch.setenv("CANDLE_BENCHMARKS_PATH", str(TINY.parent))
+    code, output = execute([sys.executable, "-c", ATTEMPTS, *REFUSED])
     assert code == 0, output
     refusals = [line for line in output.splitlines() if line.startswith("refused: ")]
-    for line, (command, part) in zip(refusals, TOO_LARGE.items(), strict=True):
+    for line, (command, part) in zip(refusals, REFUSED.items(), strict=True):
         assert part in line, command

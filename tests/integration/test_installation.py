@@ -14,7 +14,6 @@ from tests.records import read_record
 
 STEPS = "--train_steps 2 --val_steps 1 --test_steps 1 --epochs 4 --check_replicas True"
 NT3 = "--data_dir made --conv 8 20 1 --pool 10 --dense 16"
-OTHERS = ("p1b1", "p1b2", "p1b3")
 
 
 @pytest.fixture(scope="module")
@@ -43,32 +42,26 @@ def made(candle_p1, place):
     return place / "made"
 
 
-@pytest.fixture(scope="module")
-def others(train_all):
-    """The directory with the runs of all benchmarks but NT3, which are trained in one job."""
-    return train_all(2, {name: f"{name} --dense 16 {STEPS}" for name in OTHERS})
-
-
 @pytest.fixture
-def trained(candle_p1, made, mpirun, place, request):
-    """Returns the directory of a benchmark's run, which is trained when it is first asked for."""
+def directory_of(candle_p1, made, mpirun, place, request):
+    """Returns the directory of a benchmark's run; that of NT3 is started by the command."""
 
-    def trained(name):
-        if name in OTHERS:
-            return request.getfixturevalue("others") / name
+    def directory_of(name):
+        if name != "nt3":
+            return request.getfixturevalue("trained") / name
         directory = place / "output/EXP000/RUN000"
         if not directory.exists():
             flags = f"{NT3} {STEPS} --output_dir output"
             candle_p1("run", "nt3", "--np", 2, "--", *flags.split())
         return directory
 
-    return trained
+    return directory_of
 
 
 @pytest.mark.parallel
-@pytest.mark.parametrize("name", ["nt3", *OTHERS])
-def test_every_benchmark_trains_on_two_ranks(name, trained, made):
-    directory = trained(name)
+@pytest.mark.parametrize("name", ["nt3", "p1b1", "p1b2", "p1b3"])
+def test_every_benchmark_trains_on_two_ranks(name, directory_of, made):
+    directory = directory_of(name)
     record = read_record(directory / "run.json")
     assert (record["benchmark"], record["status"]) == (name, "ok")
     assert (record["num_ranks"], record["launcher"]) == (2, "mpirun")
@@ -113,17 +106,17 @@ def test_a_rank_that_is_killed_ends_the_job_and_is_named(start, made, mpirun, pl
 
 
 @pytest.mark.parallel
-def test_a_run_is_shown(candle_p1, trained, place):
-    output = candle_p1("show", trained("nt3"), "--full", "--html", "run.html")
+def test_a_run_is_shown(candle_p1, directory_of, place):
+    output = candle_p1("show", directory_of("nt3"), "--full", "--html", "run.html")
     for phase in ("load", "train", "evaluate"):
         assert phase in output
     assert (place / "run.html").read_text().count("<svg") == 2
 
 
 @pytest.mark.parallel
-def test_runs_are_reported_and_compared(candle_p1, trained, place):
+def test_runs_are_reported_and_compared(candle_p1, directory_of, place):
     names = ["nt3", "p1b1"]
-    directories = [trained(name) for name in names]
+    directories = [directory_of(name) for name in names]
     candle_p1("report", *directories, "-o", "report")
     assert "<svg" in (place / "report/index.html").read_text()
     rows = list(csv.DictReader((place / "report/runs.csv").read_text().splitlines()))

@@ -1,17 +1,26 @@
 """Every parameter of the four benchmarks acts, or the run says that it does not.
 
-Each is set in a short run, which must differ from the same run without it.
+What decides on samples, network or plan is set and must change what a run would train. The others
+are set in a short run, which must differ from the same run without them.
 """
 
 from __future__ import annotations
 
 import csv
+import functools
+import zlib
+from itertools import groupby, zip_longest
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from candle_p1.benchmark import find_benchmark
+from candle_p1.data.reader import Reader
+from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.distributed.engine import SerialEngine
 from candle_p1.parameters.parameter import SEVERAL_RANKS, Role
 from tests.records import read_record
 
@@ -23,18 +32,21 @@ RUNS = {
     "p1b2": f"p1b2 --dense 16 8 --feature_subsample 40 {SHORT}",
     "p1b3": f"p1b3 --dense 16 8 --feature_subsample 40 --val_steps 3 --test_steps 3 {SHORT}",
 }
-HISTORY, FILES = "history", "files"
-"""What differs: the metrics of the epochs or of the test, or the names of the files written."""
+FEW = 200
+"""Samples of each kind that are looked at."""
+MADE, HISTORY, FILES = "made", "history", "files"
+"""What differs: what is made before training; metrics of the epochs or the test; names of files."""
 
 
 class Case(NamedTuple):
     """A value, with what it needs to act and what then differs.
 
-    `differs` may also be a path in the record, or the file of tests that shows the effect.
+    What no benchmark's own code looks at is set for one of them.
+    `differs` may also be a path in the record.
     """
 
     value: str
-    differs: str = HISTORY
+    differs: str = MADE
     given: str = ""
     on: tuple[str, ...] = ("p1b2",)
     ranks: int = 1
@@ -44,30 +56,16 @@ ALL = BENCHMARKS
 SAVING = "--ckpt_save_interval 1 --ckpt_keep_limit 5"
 NT3, P1B1, P1B3 = ("nt3",), ("p1b1",), ("p1b3",)
 CONVOLUTIONAL = ("nt3", "p1b3")
+WARMED = "--epochs 4 --warmup_epochs 1"
 NARROW = "--conv 4 20 2 --pool 2 --dense 8"
 CASES = {
-    "data_type": Case("bf16", on=ALL),
-    "rng_seed": Case("5", on=ALL),
-    "train_bool": Case("False", "tests/integration/test_drivers.py"),
+    "rng_seed": Case("5", on=P1B3),
     "eval_bool": Case("False", "quality"),
-    "timeout": Case("1", "tests/unit/training/test_place.py"),
-    "gpus": Case("0", "tests/unit/distributed/test_gpus.py"),
-    "config_file": Case("f", "tests/integration/test_options.py"),
     "model_name": Case("other", "parameters.model_name"),
     "home_dir": Case("h", "says"),
     "val_data": Case("v", "says"),
-    "train_data": Case("t", "tests/unit/parameters/test_origins.py"),
-    "test_data": Case("t", "tests/unit/parameters/test_origins.py"),
-    "data_dir": Case("d", "tests/integration/test_own_files.py"),
-    "data_url": Case("u", "tests/unit/datasets/test_fetch.py"),
-    "save_path": Case("elsewhere", "tests/integration/test_options.py"),
-    "output_dir": Case("o", "tests/integration/test_nt3.py"),
-    "experiment_id": Case("E", "tests/integration/test_contract.py"),
-    "run_id": Case("R", "tests/integration/test_nt3.py"),
-    "logfile": Case("log", "tests/integration/test_options.py"),
-    "timeline": Case("t", "tests/integration/test_measuring.py"),
     "scaling": Case("none", on=ALL),
-    "shuffle": Case("True", given="--shuffle False", on=("p1b1", "p1b2")),
+    "shuffle": Case("True", HISTORY, given="--shuffle False", on=("p1b1", "p1b2")),
     "feature_subsample": Case("50", on=("p1b1", "p1b2", "p1b3")),
     "dense": Case("12", on=ALL),
     "conv": Case("3 20 2", given=NARROW, on=CONVOLUTIONAL),
@@ -79,72 +77,44 @@ CASES = {
     "batch_normalization": Case("True", on=("p1b1", "p1b3")),
     "initialization": Case("he_normal", on=ALL),
     "loss": Case("mae", on=ALL),
-    "optimizer": Case("adagrad", on=ALL),
+    "optimizer": Case("adagrad", on=NT3),
     "metrics": Case("mape", on=ALL),
-    "epochs": Case("1"),
-    "batch_size": Case("7", on=ALL),
-    "learning_rate": Case("0.5", on=ALL),
+    "epochs": Case("1", HISTORY),
+    "batch_size": Case("7", HISTORY, on=P1B1),
+    "learning_rate": Case("0.5", on=NT3),
     "optimizer_formula": Case("keras3"),
-    "early_stop": Case("True", given="--epochs 6 --learning_rate 9 --patience 1"),
-    "patience": Case("2", given="--epochs 6 --learning_rate 9 --early_stop True --patience 1"),
     "momentum": Case("0.9"),
     "val_split": Case("0.3", on=("p1b1", "p1b2", "p1b3")),
-    "train_steps": Case("2"),
-    "val_steps": Case("1", given="--batch_size 20"),
-    "test_steps": Case("1", given="--batch_size 20"),
-    "train_samples": Case("130", on=ALL),
-    "val_samples": Case("9", on=ALL),
+    "train_steps": Case("2", HISTORY),
+    "val_steps": Case("1", HISTORY, given="--batch_size 20"),
+    "test_steps": Case("1", HISTORY, given="--batch_size 20"),
+    "train_samples": Case("130", HISTORY, on=P1B3),
+    "val_samples": Case("9", HISTORY, on=NT3),
     "ckpt_save_interval": Case("1", FILES),
     "ckpt_every_s": Case("0.001", FILES),
     "ckpt_every_steps": Case("1", FILES),
     "ckpt_skip_epochs": Case("2", FILES, SAVING),
     "ckpt_save_best": Case("False", FILES, "--ckpt_save_interval 9 --epochs 5"),
-    "ckpt_save_best_metric": Case("val_accuracy", "tests/unit/checkpoints/test_policy.py"),
     "ckpt_save_weights_only": Case("True", "checkpoints.saved_bytes", SAVING),
-    "ckpt_checksum": Case("True", "tests/unit/checkpoints/test_writer.py"),
-    "ckpt_writers": Case("node", "tests/unit/checkpoints/test_writer.py"),
-    "ckpt_restart_mode": Case("off", "tests/unit/training/test_place.py"),
     "ckpt_directory": Case("elsewhere", "checkpoints.directory", SAVING),
     "ckpt_keep_mode": Case("exponential", FILES, f"{SAVING} --epochs 12 --ckpt_save_best False"),
     "ckpt_keep_limit": Case("1", FILES, "--ckpt_save_interval 1 --epochs 4 --ckpt_keep_limit 3"),
-    "ckpt_required": Case("True", "tests/unit/checkpoints/test_writer.py"),
-    "save_model": Case("True", FILES),
-    "loader": Case("chunked", "data.loader"),
     "load_threads": Case("2", "data.load_threads", "--load_threads 1"),
-    "kernels": Case("plain", "model.kernels"),
-    "check_replicas": Case("True", "tests/parallel/check_restart.py"),
-    "cache_dir": Case("caches", "tests/unit/data/test_cache.py"),
-    "cache_limit": Case("0.5", "tests/unit/data/test_cache.py"),
-    "stage_dir": Case("stage", "tests/unit/data/test_cache.py"),
-    "size": Case("full", "tests/unit/benchmarks"),
     "data_seed": Case("7", on=ALL),
     "scaling_fit": Case("train", on=ALL),
-    "reshuffle": Case("False", on=ALL),
-    "engine": Case("jax", "tests/integration/test_bench.py"),
-    "averaging": Case("horovod", "distributed.settings.averaging", ranks=2),
-    "data_parallel": Case("batch_step", ranks=2, given="--epochs_scaling none"),
-    "epochs_scaling": Case("weak", ranks=2),
-    "batch_scaling": Case("sqrt", ranks=2),
-    "lr_scaling": Case("none", ranks=2),
-    "warmup_epochs": Case("1", ranks=2, given="--epochs 4"),
-    "warmup_by": Case("epoch", ranks=2, given="--epochs 4 --warmup_epochs 1"),
+    "reshuffle": Case("False", HISTORY, on=P1B1),
+    "averaging": Case("horovod", "distributed.settings.averaging", WARMED, ranks=2),
+    "lr_scaling": Case("none", HISTORY, WARMED, ranks=2),
+    "warmup_epochs": Case("2", HISTORY, WARMED, ranks=2),
+    "warmup_by": Case("epoch", HISTORY, WARMED, ranks=2),
     "base_lr": Case("0.0001", given="--warmup_epochs 1"),
-    "compression": Case("fp16", ranks=2),
-    "backward_passes_per_step": Case("3"),
-    "allow_nan": Case("True", "tests/integration/test_drivers.py"),
-    "deterministic": Case("False", "tests/integration/test_parameters_act.py"),
-    "verbose": Case("True", "tests/unit/training/test_place.py"),
-    "profiling": Case("True", FILES),
-    "step_trace": Case("True", FILES),
-    "stall_shutdown_s": Case("99", "distributed.stall_shutdown_s", ranks=2),
-    "power": Case("auto", "tests/integration/test_measuring.py"),
-    "power_hz": Case("5", "tests/integration/test_measuring.py"),
-    "communication_log": Case("False", "communication.logged"),
-    "tensorboard": Case("True", FILES),
-    "mllog": Case("True", FILES),
+    "backward_passes_per_step": Case("3", HISTORY),
+    "communication_log": Case("False", "communication.clock_waits_for", WARMED, ranks=2),
     # NT3's own
     "classes": Case("3", on=NT3),
-    "reduce_lr": Case("False", given="--epochs 14 --learning_rate 1e-9 --reduce_lr True", on=NT3),
+    "reduce_lr": Case(
+        "False", HISTORY, given="--epochs 14 --learning_rate 1e-9 --reduce_lr True", on=NT3
+    ),
     "add_noise": Case("True", on=NT3),
     "label_noise": Case("0.6", given="--add_noise True", on=NT3),
     "noise_correlated": Case("True", given="--add_noise True", on=NT3),
@@ -157,17 +127,12 @@ CASES = {
     "noise_type": Case("uniform", given="--noise_column True", on=NT3),
     "std_dev": Case("0.9", given="--noise_gaussian True", on=NT3),
     # P1B1's own
-    "model": Case("vae", on=P1B1),
     "latent_activation": Case("tanh", on=P1B1),
     "latent_dim": Case("3", on=P1B1),
     "residual": Case("True", given="--dense 16 16", on=P1B1),
     "alpha_dropout": Case("True", given="--dropout 0.2", on=P1B1),
     "epsilon_std": Case("2", given="--model vae", on=P1B1),
-    "warmup_lr": Case("True", given="--batch_size 50", on=P1B1),
     "use_landmark_genes": Case("True", given="--feature_subsample 0", on=P1B1),
-    "landmark_data": Case("f", "tests/unit/test_benchmark.py", on=P1B1),
-    "cp": Case("True", FILES, on=P1B1),
-    "tsne": Case("True", "tests/unit/benchmarks/test_p1b1.py", on=P1B1),
     # P1B2's and P1B3's own
     "reg_l2": Case("0.1"),
     "cell_features": Case("mirna", on=P1B3),
@@ -179,8 +144,33 @@ CASES = {
     "test_cell_split": Case("0.3", on=P1B3),
     "scramble": Case("True", on=P1B3),
     "cell_noise_sigma": Case("1", on=P1B3),
-    "save_best_model": Case("True", FILES, on=P1B3),
 }
+SHOWN_BY = {
+    "tests/integration/conftest.py": "config_file=f save_path=elsewhere logfile=log early_stop=True"
+    " patience=2 profiling=True model=vae warmup_lr=True save_model=True cp=True"
+    " save_best_model=True data_parallel=batch_step batch_scaling=sqrt epochs_scaling=weak"
+    " step_trace=True power=auto power_hz=5 tensorboard=True mllog=True check_replicas=True",
+    "tests/integration/test_bench.py": "engine=jax kernels=plain",
+    "tests/integration/test_data_types.py": "data_type=bf16",
+    "tests/integration/test_drivers.py": "train_bool=False allow_nan=True",
+    "tests/faults/processes.py": "experiment_id=E run_id=R",
+    "tests/integration/test_failing.py": "stall_shutdown_s=99 output_dir=o",
+    "tests/integration/test_job_scripts.py": "deterministic=False",
+    "tests/integration/test_measuring.py": "timeline=t",
+    "tests/integration/test_own_files.py": "data_dir=d",
+    "tests/integration/test_study_cli.py": "loader=original",
+    "tests/parallel/check_measuring.py": "compression=fp16",
+    "tests/unit/benchmarks": "size=full tsne=True",
+    "tests/unit/checkpoints/test_policy.py": "ckpt_save_best_metric=val_accuracy",
+    "tests/unit/checkpoints/test_writer.py": "ckpt_checksum=True ckpt_required=True",
+    "tests/unit/data/test_cache.py": "cache_dir=caches cache_limit=0.5 stage_dir=stage",
+    "tests/unit/datasets/test_fetch.py": "data_url=u",
+    "tests/unit/distributed/test_gpus.py": "gpus=0",
+    "tests/unit/test_benchmark.py": "landmark_data=f train_data=t test_data=t",
+    "tests/unit/training/test_run_directory.py": "timeout=1 ckpt_restart_mode=off verbose=True",
+}
+"""Other tests that show what parameters do, with a value of each."""
+SHOWN = dict(pair.split("=") for pairs in SHOWN_BY.values() for pair in pairs.split())
 PLACES_OF_P1B3 = set(find_benchmark("p1b3").files.values())
 """Of which tests/unit/benchmarks/test_p1b3.py reads each."""
 
@@ -192,15 +182,16 @@ def declared(name):
 def test_every_parameter_is_in_the_table():
     parameters = {name: each for of in BENCHMARKS for name, each in declared(of).items()}
     unused = {name for name, each in parameters.items() if each.role is Role.UNUSED}
-    assert parameters.keys() == CASES.keys() | unused | PLACES_OF_P1B3
+    assert parameters.keys() == CASES.keys() | SHOWN.keys() | unused | PLACES_OF_P1B3
     for name, case in CASES.items():
         for of in BENCHMARKS:
-            if name in declared(of) and case.differs == HISTORY and case.on == ALL:
+            if name in declared(of) and case.on == ALL:
                 assert not declared(of)[name].needs_support, (name, of)
-        if case.differs.startswith("tests/"):
-            place = Path(__file__).parents[2] / case.differs
-            files = place.rglob("*.py") if place.is_dir() else [place]
-            assert any(name.removeprefix("ckpt_") in file.read_text() for file in files), name
+    for path, pairs in SHOWN_BY.items():
+        place = Path(__file__).parents[2] / path
+        texts = [file.read_text() for file in (place.rglob("*.py") if place.is_dir() else [place])]
+        for name in (pair.split("=")[0] for pair in pairs.split()):
+            assert any(name.removeprefix("ckpt_") in text for text in texts), (name, path)
 
 
 @pytest.mark.parametrize("of", BENCHMARKS)
@@ -210,7 +201,7 @@ def test_what_has_no_effect_is_said(of):
     for name, parameter in declared(of).items():
         if not (parameter.acts_with or parameter.needs_support or parameter.role is Role.UNUSED):
             continue
-        value = CASES[name].value if name in CASES else "some"
+        value = CASES[name].value if name in CASES else SHOWN.get(name, "some")
         params = benchmark.read_parameters([f"--{name}", *value.split()])
         absent = {need: (None, params.origin(name)) for need in parameter.acts_with.keys() & params}
         idle = params.with_settings(absent)
@@ -219,65 +210,103 @@ def test_what_has_no_effect_is_said(of):
             assert not any(sentence.startswith(f"{name} ") for sentence in idle.idle(2)), name
 
 
-def runs_of(num_ranks):
-    """Returns each case on each benchmark, and what it is compared with, by name."""
-    runs, beside = {}, {}
+def cases_of(differs, num_ranks=1):
+    """Returns cases by the command line that each of them changes, which begins with a benchmark.
+
+    Args:
+        differs: Selects cases by where they differ.
+        num_ranks: Selects cases, too.
+    """
+    cases = {}
     for name, case in CASES.items():
-        if case.ranks != num_ranks or case.differs == "says" or case.differs.startswith("tests/"):
-            continue
-        for of in case.on:
-            base = f"{RUNS[of]} {case.given}".strip()
-            bases = {line: each for each, line in runs.items()}
-            beside[f"{of}-{name}"] = bases.get(base, f"{of}-beside-{name}")
-            runs[beside[f"{of}-{name}"]] = base
-            runs[f"{of}-{name}"] = f"{without(base, name)} --{name} {case.value}"
-    return runs, beside
+        if case.ranks == num_ranks and differs(case.differs):
+            for of in case.on:
+                cases.setdefault(f"{RUNS[of]} {case.given}".strip(), []).append(name)
+    return cases
 
 
-def without(line, name):
-    """Returns a command line without a flag."""
+def changed(line, *names):
+    """Returns a command line in which these parameters have the values of their cases."""
     first, *flags = line.split(" --")
-    return " --".join([first, *(flag for flag in flags if flag.split()[0] != name)])
+    kept = [flag for flag in flags if flag.split()[0] not in names]
+    return " --".join([first, *kept, *(f"{name} {CASES[name].value}" for name in names)])
+
+
+def digest(array):
+    return zlib.crc32(np.ascontiguousarray(array))
+
+
+@functools.cache
+def made(line):
+    """Returns what a run would train: samples, the plan, the network, its weights and optimizer."""
+    from candle_p1.training.setup import build_model, locate_files, make_plan
+
+    name, *flags = line.split()
+    benchmark, comm = find_benchmark(name), SerialCommunicator()
+    params = benchmark.read_parameters(flags)
+    reader = Reader(locate_files(benchmark, params))
+    data = benchmark.preprocess(benchmark.load_data(reader, params), params)
+    plan = make_plan(benchmark, params, len(data.train), comm)
+    engine, device = SerialEngine(comm, "tensorflow"), SimpleNamespace(is_gpu=False)
+    model = build_model(benchmark, params, data, plan, device, engine)
+    parts = data.train, data.validation, data.test
+    return (
+        [(len(part), *map(digest, part[0:FEW])) for part in parts],
+        plan,
+        model.to_json(),
+        [digest(weight) for weight in model.get_weights()],
+        {key: str(value) for key, value in model.get_compile_config().items()},
+    )
 
 
 @pytest.mark.extended
 @pytest.mark.horovod
-def test_every_value_makes_a_difference(train_all):
-    check(train_all, 1)
-
-
-@pytest.mark.extended
-@pytest.mark.parallel
-def test_every_value_makes_a_difference_on_two_ranks(train_all):
-    check(train_all, 2)
-
-
-def check(train_all, num_ranks):
-    runs, beside = runs_of(num_ranks)
-    place = train_all(num_ranks, runs, limit_s=1500)
+def test_every_value_changes_what_is_made(environment):
+    for line in RUNS.values():
+        assert made.__wrapped__(line) == made(line)
     same = [
-        name
-        for name, other in beside.items()
-        if observed(place / name, name) == observed(place / other, name)
+        (line, name)
+        for line, names in cases_of(lambda differs: differs == MADE).items()
+        for name in names
+        if made(line) == made(changed(line, name))
     ]
     assert not same
 
 
 @pytest.mark.extended
-@pytest.mark.parallel
-def test_only_deterministic_runs_average_each_gradient_by_itself(train_all):
-    """Horovod reads its settings once, so these runs have a process each."""
-    found = []
-    for value in ("True", "False"):
-        line = f"{RUNS['p1b2']} --averaging horovod --deterministic {value}"
-        record = read_record(train_all(2, {value: line}) / value / "run.json")
-        found.append(record["distributed"]["settings"]["HOROVOD_FUSION_THRESHOLD"])
-    assert found == ["0", "134217728"]
+@pytest.mark.horovod
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.parallel)])
+def test_every_value_changes_what_runs_do(train_all, num_ranks):
+    """A run shows several parameters, if each differs elsewhere."""
+    runs, shown = {}, []
+    cases = cases_of(lambda differs: differs not in (MADE, "says"), num_ranks)
+    for i, (line, names) in enumerate(cases.items()):
+        runs[f"{i}"] = line
+        names.sort(key=differs_of)
+        by_place = [list(group) for _, group in groupby(names, differs_of)]
+        for j, together in enumerate(zip_longest(*by_place)):
+            together = list(filter(None, together))
+            runs[f"{i}-{j}"] = changed(line, *together)
+            shown += [(name, f"{i}", f"{i}-{j}") for name in together]
+    place = train_all(num_ranks, runs, limit_s=1000)
+    for name, *both in shown:
+        base, other = (observed(place / run, differs_of(name)) for run in both)
+        assert base != other, (name, both)
+    if num_ranks > 1:  # a run that need not be deterministic is in test_job_scripts.py
+        settings = [
+            read_record(place / run / "run.json")["distributed"]["settings"] for run in runs
+        ]
+        fusion = {each.get("HOROVOD_FUSION_THRESHOLD") for each in settings}
+        assert fusion == {None, "0"}
 
 
-def observed(directory, name):
-    """Returns that part of a run which a case's parameter should change."""
-    differs, record = CASES[name.partition("-")[2]].differs, read_record(directory / "run.json")
+def differs_of(name):
+    return CASES[name].differs
+
+
+def observed(directory, differs):
+    """Returns that part of a run in which it should differ."""
+    record = read_record(directory / "run.json")
     if differs == FILES:
         return {str(path.relative_to(directory)) for path in directory.rglob("*")}
     if differs == HISTORY:

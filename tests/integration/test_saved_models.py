@@ -14,16 +14,7 @@ from tests.records import read_record
 
 pytestmark = [pytest.mark.extended, pytest.mark.parallel]
 
-STEPS = "--epochs 2 --train_steps 10 --save_model True"
-RUNS = {
-    "nt3": f"nt3 {STEPS}",
-    "p1b1": f"p1b1 {STEPS} --cp True",
-    "p1b2": f"p1b2 {STEPS}",
-    "p1b3": f"p1b3 {STEPS} --save_best_model True",
-    # Moving statistics that were those of one rank would be noticed.
-    "p1b3-conv": f"p1b3 {STEPS} --save_best_model True --conv 4 10 2 --pool 4 --dense 8"
-    " --batch_normalization True",
-}
+RUNS = ("nt3", "p1b1", "p1b2", "p1b3", "p1b3-conv")
 LOAD_WITHOUT_PACKAGE = """
 import sys
 
@@ -55,20 +46,28 @@ np.savez(f"{samples}/found.npz", **found)
 
 
 @pytest.fixture(scope="module")
-def runs(train_all):
-    return train_all(2, RUNS)
+def runs(trained, variants, tmp_path_factory):
+    """The directory of the runs that have saved models.
+
+    That of a normalized network is among them: moving statistics of one rank would be noticed.
+    """
+    directory = tmp_path_factory.mktemp("saved")
+    for name in RUNS[:-1]:
+        (directory / name).symlink_to(trained / name)
+    (directory / RUNS[-1]).symlink_to(variants / "p1b3")
+    return directory
 
 
 @pytest.fixture(scope="module")
-def targets(small_data, tmp_path_factory):
+def targets(runs, small_data, tmp_path_factory):
     """Writes the inputs of the test samples as files; returns their directory and the targets."""
     directory, targets = tmp_path_factory.mktemp("samples"), {}
-    for name, line in RUNS.items():
-        benchmark = find_benchmark(line.split()[0])
+    for name in RUNS:
+        benchmark = find_benchmark(name.partition("-")[0])
         files = small_data(benchmark.name)
-        params = benchmark.read_parameters(line.split()[1:])
+        params = benchmark.read_parameters(["--config_file", str(runs / name / "final_params.txt")])
         paths = {role: files / file for role, file in benchmark.recipe.roles.items()}
-        reader = Reader(FileSet.of({r: paths[r] for r in benchmark.needed_files(params)}))
+        reader = Reader(FileSet.at({r: paths[r] for r in benchmark.needed_files(params)}))
         test = benchmark.preprocess(benchmark.load_data(reader, params), params).test
         rows = np.arange(len(test))
         np.save(directory / f"{name}.npy", test.x[rows])

@@ -192,8 +192,8 @@ def test_a_chain_of_jobs_continues_one_run(limited_job, slurm, submit, paced, en
     assert [slurm.state(job).strip() for job in jobs[2:]] == ["COMPLETED"] * 2
     assert "srun" not in printed_by(directory, jobs[3])
     assert record["status"] == "ok", printed
-    assert [part["status"] for part in record["parts"]] == ["interrupted", "interrupted", "ok"]
-    assert (record["whole"]["num_parts"], record["whole"]["lost_steps"]) == (3, 0)
+    assert [part["status"] for part in record["segments"]] == ["interrupted", "interrupted", "ok"]
+    assert (record["totals"]["num_segments"], record["totals"]["lost_steps"]) == (3, 0)
     assert len(record["training"]["epochs"]) == 6
 
 

@@ -8,8 +8,6 @@ import pytest
 from click.testing import CliRunner
 
 from candle_p1.cli.timeline import command
-from candle_p1.errors import CandleError, ParameterError
-from candle_p1.instrument.clock import ClockAnchor
 from candle_p1.reports.timeline.events import EventReader
 
 pytestmark = [pytest.mark.extended, pytest.mark.parallel]
@@ -17,7 +15,6 @@ pytestmark = [pytest.mark.extended, pytest.mark.parallel]
 NUM_STEPS = 6
 SCRIPT = f"""
 import json, os, time
-from dataclasses import asdict
 
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 import tensorflow as tf
@@ -45,7 +42,7 @@ timed("weight", lambda: hvd.broadcast(weight, root_rank=0, name="weight").numpy(
 for step in range({NUM_STEPS}):
     timed(str(step), lambda: [mean.numpy() for mean in reduced()])
 if hvd.rank() == 0:
-    facts = asdict(anchor), before_s, after_s, spans
+    facts = anchor._asdict(), before_s, after_s, spans
     open("facts.json", "w").write(json.dumps(facts))
 hvd.shutdown()
 """
@@ -74,7 +71,8 @@ def test_a_real_timeline(execute, environment, mpirun, tmp_path):
 
     # An operation begins when all ranks have asked for it, so within the time rank 0 waited for it.
     slack_s = 2e-3
-    origin_s = ClockAnchor(**anchor).to_perf_counter_s(summary["origin_epoch_us"])
+    elapsed_us = summary["origin_epoch_us"] - anchor["epoch_us"]
+    origin_s = anchor["perf_counter_s"] + elapsed_us / 1e6
     assert before_s - slack_s <= origin_s <= after_s + slack_s
     begins_s = [
         origin_s + event["ts"] / 1e6
@@ -84,24 +82,3 @@ def test_a_real_timeline(execute, environment, mpirun, tmp_path):
     waited = [spans["weight"], *(spans[str(i // 2)] for i in range(2 * NUM_STEPS))]
     for begin_s, (from_s, to_s) in zip(begins_s, waited, strict=True):
         assert from_s - slack_s <= begin_s <= to_s + slack_s
-
-
-TRUNCATED = '[{"ph": "B", "name": "ALLREDUCE", "ts": 5, "pid": 1},{"ph": "E", "ts": 9, "pid": 1'
-
-
-@pytest.mark.parametrize(
-    ("words", "error", "message"),
-    [
-        (["{}"], None, "ALLREDUCE of tensor 1"),
-        (["absent.json"], CandleError, "absent.json"),
-        (["{}", "--gradients", "("], ParameterError, "--gradients"),
-        (["{}", "--json", "absent/s.json"], ParameterError, "absent/s.json"),
-        (["{}", "--record", "absent/run.json"], CandleError, "absent/run.json"),
-    ],
-)
-def test_a_truncated_timeline_and_what_a_user_can_fix(tmp_path, words, error, message):
-    path = tmp_path / "t.json"
-    path.write_text(TRUNCATED)
-    result = invoke("summary", *(word.format(path) for word in words))
-    assert isinstance(result.exception, error) if error else result.exit_code == 0
-    assert message in str(result.exception or result.output)

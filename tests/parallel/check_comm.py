@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.data.batches import EvaluationBatches
-from candle_p1.data.samples import Samples
-from candle_p1.distributed.callbacks import TimeLimit, evaluate_shared
-from candle_p1.distributed.comm import Attempt, MpiCommunicator, connect
+from candle_p1.distributed.callbacks import TimeLimit
+from candle_p1.distributed.comm import MpiCommunicator, agree, attempt, connect
 from candle_p1.errors import DataError, DistributedError
-from candle_p1.training.agreement import check_same_data, check_same_parameters
+from candle_p1.training.setup import check_same_data, check_same_parameters
 
 
 def ranks_know_each_other(comm):
@@ -59,10 +57,9 @@ def an_error_of_one_rank_is_raised_on_all(comm):
             raise DataError("is empty", "x.csv")
         return comm.rank
 
-    attempt = Attempt(fail_on_last)
     with pytest.raises(DistributedError, match=rf"^rank {comm.size - 1}: x\.csv: is empty$"):
-        attempt.agree(comm)
-    assert Attempt(lambda: comm.rank).agree(comm) == comm.rank
+        agree(comm, attempt(fail_on_last))
+    assert agree(comm, lambda: comm.rank) == comm.rank
 
 
 def different_parameters_and_different_data_are_refused(comm):
@@ -87,30 +84,13 @@ def different_parameters_and_different_data_are_refused(comm):
             check_same_data(SimpleNamespace(**same | other), comm)
 
 
-def linear_model():
-    keras.utils.set_random_seed(3)
-    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
-    model.compile(optimizer="sgd", loss="mse", metrics=["mae"], jit_compile=False)
-    return model
-
-
-def a_rank_without_samples_gets_the_result(comm):
-    x = np.arange(2, dtype="float32").reshape(1, 2)  # one sample: all ranks but one have none
-    y = np.ones((1, 1), "float32")
-    metrics = evaluate_shared(linear_model(), EvaluationBatches(Samples(x, y), 4, comm), comm)
-    expected = linear_model().evaluate(x, y, verbose=0, return_dict=True)
-    assert metrics.keys() == expected.keys()
-    for name, value in metrics.items():
-        np.testing.assert_allclose(value, expected[name], rtol=1e-6)
-    nothing = EvaluationBatches(Samples(x[:0], y[:0]), 4, comm)
-    assert evaluate_shared(linear_model(), nothing, comm) == {}
-
-
 def all_ranks_stop_when_rank_0_is_out_of_time(comm):
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    model.compile(optimizer="sgd", loss="mse", jit_compile=False)
     x, y = np.zeros((8, 2), "float32"), np.zeros((8, 1), "float32")
     for limit_s, epochs in ((0.0 if comm.rank == 0 else 1e9, 1), (1e9, 3)):
         limit = TimeLimit(limit_s, comm)
-        history = linear_model().fit(x, y, epochs=3, verbose=0, callbacks=[limit])
+        history = model.fit(x, y, epochs=3, verbose=0, callbacks=[limit])
         assert len(history.epoch) == epochs
         assert limit.reached == (epochs == 1)
 
@@ -121,6 +101,5 @@ CHECKS = (
     mpi_has_not_replaced_the_handler_of_hangup,
     an_error_of_one_rank_is_raised_on_all,
     different_parameters_and_different_data_are_refused,
-    a_rank_without_samples_gets_the_result,
     all_ranks_stop_when_rank_0_is_out_of_time,
 )

@@ -12,7 +12,7 @@ from candle_p1.benchmark import RegressionScore, Samples, Several, Trained
 from candle_p1.data.batches import EvaluationBatches
 from candle_p1.distributed.callbacks import evaluate_shared
 from candle_p1.distributed.comm import SerialCommunicator
-from candle_p1.distributed.seeds import seed_ranks
+from candle_p1.distributed.replicas import seed_ranks
 from tests.conftest import ROOT
 
 sys.path.append(str(ROOT / "examples/p2b1"))
@@ -73,7 +73,7 @@ def an_own_step_is_evaluated_like_in_one_process(comm):
     np.testing.assert_allclose(shared["mse"], error, rtol=1e-5)
 
 
-def losses_of_several_outputs_count_samples(comm):
+def several_outputs_are_evaluated_and_scored_by_samples(comm):
     """Batches and shares have unequal sizes, and the first batch the largest losses."""
     inputs = keras.Input((NUM_INPUTS,))
     outputs = {name: keras.layers.Dense(1, name=name)(inputs) for name in ("a", "b")}
@@ -81,47 +81,26 @@ def losses_of_several_outputs_count_samples(comm):
     model.compile(loss="mse", metrics={"a": ["mae"]}, jit_compile=False)
     x = batches(comm)[0].reshape(-1, NUM_INPUTS)[:7]
     y = np.arange(7, 0, -1, dtype=np.float32)[:, np.newaxis] ** 2
-    samples = Samples(x, Several({"a": y, "b": 2 * y}))
+    y = {"a": y, "b": 2 * y}
+    samples = Samples(x, Several(y))
     predicted = model.predict_on_batch(x)
-    expected = {
-        "a_loss": np.square(predicted["a"] - y).mean(),
-        "b_loss": np.square(predicted["b"] - 2 * y).mean(),
-        "a_mae": np.abs(predicted["a"] - y).mean(),
-    }
+    errors = {f"{name}_loss": np.square(predicted[name] - y[name]).mean() for name in y}
+    absolute = np.abs(predicted["a"] - y["a"]).mean()
     for ranks in (comm, SerialCommunicator()):
         found = evaluate_shared(model, EvaluationBatches(samples, 3, ranks), ranks)
-        for name, value in expected.items():
+        for name, value in {**errors, "a_mae": absolute}.items():
             np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
-
-
-def outputs_are_scored_in_one_pass(comm):
-    inputs = keras.Input((NUM_INPUTS,))
-    outputs = {name: keras.layers.Dense(1, name=name)(inputs) for name in ("a", "b")}
-    model = keras.Model(inputs, outputs)
-    x = batches(comm)[0].reshape(-1, NUM_INPUTS)[:7]
-    y = {"a": x[:, :1], "b": x[:, 1:2]}
     trained = Trained(model, None, {"batch_size": 3}, comm, None, synthetic=True)
-    scores = {name: RegressionScore(1) for name in y}
-    found = trained.scores(Samples(x, Several(y)), scores)
-    predicted = model.predict_on_batch(x)
-    for name in y:
-        expected = np.square(predicted[name] - y[name]).mean()
-        np.testing.assert_allclose(found[name].result()["mse"], expected, rtol=1e-5)
-
-
-def the_mean_target_is_that_of_all_samples(comm):
-    y = np.random.default_rng(1).normal(size=(7, 2, 3))
-    for targets in (y, y[:, 0, 0]):
-        trained = Trained(None, None, {"batch_size": 2}, comm, None, synthetic=True)  # type: ignore[arg-type]
+    for name, score in trained.scores(samples, {name: RegressionScore(1) for name in y}).items():
+        np.testing.assert_allclose(score.result()["mse"], errors[f"{name}_loss"], rtol=1e-5)
+    for targets in (y["a"], y["a"][:, 0]):
         mean = trained.mean_target(Samples(targets, targets))
-        np.testing.assert_allclose(np.squeeze(mean), targets.mean(axis=0), rtol=1e-12)
+        np.testing.assert_allclose(np.squeeze(mean), targets.mean(), rtol=1e-12)
 
 
 CHECKS = (
     an_own_step_trains_like_one_process,
     ranks_draw_noise_of_their_own_and_stay_equal,
     an_own_step_is_evaluated_like_in_one_process,
-    losses_of_several_outputs_count_samples,
-    outputs_are_scored_in_one_pass,
-    the_mean_target_is_that_of_all_samples,
+    several_outputs_are_evaluated_and_scored_by_samples,
 )

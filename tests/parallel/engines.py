@@ -11,23 +11,29 @@ import os
 import numpy as np
 
 from candle_p1.distributed.backend import choose_backend, engine_of
-from candle_p1.distributed.comm import connect
-from candle_p1.distributed.engines import make_engine
+from candle_p1.distributed.comm import SerialCommunicator, connect
+from candle_p1.distributed.engine import SerialEngine, StartOptions, make_engine
+from candle_p1.distributed.optimizer import average_gradients, distribute_optimizer
 
 NAME = engine_of(choose_backend())
 AVERAGING = "AVERAGING_OF_CHECKS"
 """The variable that says what averages gradients with the engine horovod."""
 
 
-@functools.cache
-def engine():
+def engine(compression="none"):
     """Returns the engine, started with the devices of all ranks; collective at the first call."""
+    return started(compression)
+
+
+@functools.cache
+def started(compression):
     from candle_p1.distributed import devices
 
     comm = connect()
     made = make_engine(NAME, comm)
     devices.configure(comm, made)
-    made.start(averaging=os.environ.get(AVERAGING, "auto"))
+    averaging = os.environ.get(AVERAGING, "auto")
+    made.start(StartOptions(averaging=averaging, compression=compression))
     return made
 
 
@@ -38,28 +44,29 @@ def shares_memory():
 
 def distribute(optimizer, compression="none", log=None):
     """Returns an optimizer that averages with the engine, and marks it for `compiled`."""
-    distributed = engine().distribute_optimizer(optimizer, compression, log)
+    distributed = distribute_optimizer(optimizer, engine(compression).reducer, log)
     distributed.is_distributed = True
     return distributed
 
 
 def compiled(model, optimizer, **options):
     """Compiles a model as a run does, for all ranks if the optimizer is distributed."""
-    xla = engine().uses_xla(is_gpu=False)
-    model.compile(optimizer=optimizer, jit_compile=xla, auto_scale_loss=False, **options)
-    if getattr(optimizer, "is_distributed", False):
-        engine().prepare(model)
+    is_distributed = getattr(optimizer, "is_distributed", False)
+    made = engine() if is_distributed else SerialEngine(SerialCommunicator(), engine().backend)
+    made.compile(model, is_gpu=False, optimizer=optimizer, **options)
     return model
 
 
 def averages(gradients, variables, compression="none"):
     """Returns the averages of arrays over ranks, as arrays; None stays None."""
 
+    reducer = engine(compression).reducer
+
     def average(*given):
-        return engine().average(given, variables, compression)
+        return average_gradients(reducer, given, variables)
 
     if NAME == "jax":
-        averaged = engine().mapped(average)(*gradients)
+        averaged = reducer.mapped(average)(*gradients)
     else:
         import tensorflow as tf
 
@@ -79,10 +86,21 @@ def apply_gradients(optimizer, gradients, variables):
     if not optimizer.built:
         optimizer.build(variables)
     state, values = ([each.value for each in of] for of in (optimizer.variables, variables))
-    step = engine().mapped(optimizer.stateless_apply)
+    step = engine().reducer.mapped(optimizer.stateless_apply)
     for variable, value in zip(
         [*variables, *optimizer.variables],
         [each for part in step(state, list(map(np.asarray, gradients)), values) for each in part],
         strict=True,
     ):
         variable.assign(value)
+
+
+def metrics_of_all(model, comm):
+    """Returns a callback that puts the metrics over the samples of all ranks into the logs."""
+    import keras
+
+    from candle_p1.distributed.callbacks import reduce_metrics
+
+    return keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: logs.update(reduce_metrics(model, comm))
+    )

@@ -1,4 +1,7 @@
-"""Runs checks on all ranks under mpirun: python harness.py MODULE..., the CHECKS of each module."""
+"""Runs checks on all ranks under mpirun: python harness.py MODULE[:CHECKS]...
+
+CHECKS names a list of a module, which is "CHECKS" unless it is given.
+"""
 
 from __future__ import annotations
 
@@ -48,5 +51,8 @@ def named(checks):
 
 
 if __name__ == "__main__":
-    modules = map(importlib.import_module, sys.argv[1:])
-    run_checks({name: each for module in modules for name, each in named(module.CHECKS).items()})
+    chosen = {}
+    for argument in sys.argv[1:]:
+        module, _, name = argument.partition(":")
+        chosen |= named(getattr(importlib.import_module(module), name or "CHECKS"))
+    run_checks(chosen)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -94,17 +93,14 @@ def test_without_files_the_data_are_synthetic():
     assert set(located.paths) == {"train", "test"}
 
 
-def test_a_directory_names_all_files(files):
-    located = locate_files(NT3, bind("--data_dir", str(files)))
-    assert not located.synthetic
-    assert located.paths == {role: files / name for role, name in NAMES.items()}
-
-
 def test_a_named_file_takes_precedence_over_the_directory(files, tmp_path):
     (tmp_path / "other.csv").write_text("0,1\n")
     params = bind("--data_dir", "data", "--test_data", "other.csv")
-    assert params["test_data"] == str(tmp_path / "other.csv")
-    assert params["train_data"] == str(files / "nt_train2.csv")
+    located = locate_files(NT3, params)
+    assert not located.synthetic
+    assert located.paths == {"train": files / "nt_train2.csv", "test": tmp_path / "other.csv"}
+    assert str(params.origin("test_data")) == "flag"
+    assert str(params.origin("train_data")) == "flag --data_dir"
 
 
 def test_a_users_file_beside_the_benchmarks_own_names_data(tmp_path, monkeypatch):
@@ -218,20 +214,15 @@ def test_parameter_files_are_complete(benchmark, file):
     assert dict(alone) | {"config_file": file} == dict(
         benchmark.initialize_parameters(argv=["--config_file", file])
     )
-    for params in (benchmark.bind(alone), bind("--config_file", file, benchmark=benchmark)):
-        assert {params[name] for name in benchmark.files.values()} == {None}
-        assert params.warnings == ()
+    params = benchmark.bind(alone)
+    assert {params[name] for name in benchmark.files.values()} == {None}
+    assert params.warnings == ()
 
 
 def test_a_file_missing_from_the_directory_is_named(files):
     (files / "nt_test2.csv").unlink()
     with pytest.raises(DataError, match=r"nt_test2.csv: .*candle-p1 data fetch nt3"):
         bind("--data_dir", str(files))
-
-
-def test_naming_only_some_files_is_refused(files):
-    with pytest.raises(ParameterError, match=r"nt3 .*test_data"):
-        bind("--train_data", str(files / "nt_train2.csv"))
 
 
 def test_only_the_files_that_a_run_reads_are_needed(tmp_path):
@@ -249,58 +240,13 @@ def test_only_the_files_that_a_run_reads_are_needed(tmp_path):
     assert p1b1.needed_files(params) == ["train", "test", "landmarks"]
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "value"),
-    [
-        ("nt3", "batch_normalization", True),
-        ("nt3", "warmup_lr", True),
-        ("nt3", "clr_mode", "trng1"),
-        ("p1b2", "cp", True),
-        ("p1b1", "noise_factor", 0.1),
-        ("p1b2", "locally_connected", True),
-        ("p1b2", "val_data", "validation.csv"),
-        ("p1b2", "noise_type", "gaussian"),
-        ("p1b3", "lstm_size", [32]),
-    ],
-)
-def test_candles_parameters_without_effect_cause_a_warning(tmp_path, name, key, value):
-    benchmark = find_benchmark(name)
-    edited = benchmark.initialize_parameters(argv=[])
-    edited[key] = value
-    (tmp_path / "config.txt").write_text(f"[Global_Params]\n{key} = {value!r}\n")
-    for params in (
-        benchmark.bind(edited),
-        bind("--config_file", "config.txt", benchmark=benchmark),
-        bind(
-            f"--{key}",
-            *map(str, value if isinstance(value, list) else [value]),
-            benchmark=benchmark,
-        ),
-    ):
-        (warning,) = params.warnings
-        assert re.search(rf": {key} \((program|config file config\.txt|flag)\)$", warning)
-        assert benchmark.bind(params).warnings == params.warnings
-        assert params.get(key) == benchmark.initialize_parameters(argv=[]).get(key)
-
-
-@pytest.mark.parametrize(
-    ("name", "mode", "flags"),
-    [
-        ("nt3", "strong", {"epochs": "384", "epochs_scaling": "strong"}),
-        ("nt3", "weak", {"epochs": "8", "epochs_scaling": "weak"}),
-        (
-            "p1b3",
-            "strong",
-            {"epochs": "1", "epochs_scaling": "none", "batch_scaling": "cbrt"},
-        ),
-        ("p1b3", "weak", {"epochs": "1", "epochs_scaling": "weak", "batch_scaling": "none"}),
-    ],
-)
-def test_flags_of_a_scaling_mode(name, mode, flags):
-    assert find_benchmark(name).mode_flags(mode) == flags
-
-
-def test_unknown_scaling_modes_are_refused():
+def test_flags_of_a_scaling_mode():
+    assert NT3.mode_flags("strong") == {"epochs": "384", "epochs_scaling": "strong"}
+    assert NT3.mode_flags("weak") == {"epochs": "8", "epochs_scaling": "weak"}
+    p1b3 = find_benchmark("p1b3")
+    weak = {"epochs": "1", "epochs_scaling": "weak", "batch_scaling": "none"}
+    assert p1b3.mode_flags("strong") == weak | {"epochs_scaling": "none", "batch_scaling": "cbrt"}
+    assert p1b3.mode_flags("weak") == weak
     with pytest.raises(ParameterError, match="'fixed'"):
         NT3.mode_flags("fixed")
 

@@ -37,11 +37,9 @@ def definition():
         for section in sections:
             name, _, body = section.partition("\n")
             stage[name] = re.sub(r"^    ", "", body, flags=re.MULTILINE)
-        values = dict(line.split("=", 1) for line in stage["arguments"].split())
-        for name, value in stage.items():
-            stage[name] = re.sub(
-                r"\{\{ (\w+) \}\}", lambda found, values=values: values[found[1]], value
-            )
+        for line in stage["arguments"].split():
+            name, _, value = line.partition("=")
+            stage = {part: text.replace(f"{{{{ {name} }}}}", value) for part, text in stage.items()}
         stages.append(stage)
     return stages
 

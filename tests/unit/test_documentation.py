@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import datetime
 import posixpath
 import re
 
@@ -16,38 +15,15 @@ from tests.conftest import ROOT
 from tests.documentation import PAGES, anchors, commands, links, text_of
 
 EXAMPLES = [str(path) for path in (ROOT / "examples").iterdir() if path.is_dir()]
-MAX_README_LINES = 150
 WHERE = re.compile(r"(?:.*/)?candle-p1")
 SCRIPT = re.compile(r"(?:.*/)?(\w+)_baseline_keras2\.py")
 STAND_FOR = {"BENCHMARK": "nt3", "X": "nt3", "NAME": "strong-nt3", "blobs": "nt3", "./blobs": "nt3"}
 """What names in examples are replaced by."""
 OTHER_PROGRAMS = {
-    "--",
-    "--help",
-    "--allow-run-as-root",
-    "--constraint",
-    "--cpu-bind",
-    "--exclusive",
-    "--extra",
-    "--gpu-bind",
-    "--group",
-    "--mem",
-    "--mpi",
-    "--network",
-    "--profile",
-    "--shm-size",
-}
+    "--", "--help", "--allow-run-as-root", "--constraint", "--cpu-bind", "--exclusive", "--extra",
+    "--gpu-bind", "--group", "--mem", "--mpi", "--network", "--profile", "--shm-size",
+}  # fmt: skip
 PREFLIGHT = {"--clock_s", "--disk_gib", "--file", "--memory_gib", "--shm_gib"}
-
-
-def test_every_package_has_unit_tests_in_a_directory_of_its_name():
-    packages = {path.parent.name for path in (ROOT / "candle_p1").glob("*/__init__.py")}
-    directories = {path.name for path in (ROOT / "tests/unit").iterdir() if path.is_dir()}
-    assert packages - {"ops"} <= directories
-
-
-def test_the_readme_is_short():
-    assert len(text_of("README.md").splitlines()) <= MAX_README_LINES
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -155,25 +131,18 @@ def test_flags_in_sentences_exist():
         for word in words
         if word.startswith("--")
     }
-    assert {
-        (page, flag) for page, flag in named if flag not in known | OTHER_PROGRAMS | PREFLIGHT
-    } == set()
+    known |= OTHER_PROGRAMS | PREFLIGHT
+    assert [(page, flag) for page, flag in named if flag not in known] == []
 
 
 def test_the_citation_has_the_keys_of_its_format():
     citation = yaml.safe_load(text_of("CITATION.cff"))
-    # Citation File Format 1.2.0, as far as it is used here.
-    required = {"cff-version", "message", "title", "authors"}
-    optional = {"abstract", "keywords", "license", "references", "type", "version", "date-released"}
-    assert required <= citation.keys() <= required | optional
-    assert citation["cff-version"] == "1.2.0"
-    assert citation["type"] == "software"
     project = tomllib.loads(text_of("pyproject.toml"))["project"]
-    assert citation["version"] == project["version"]
-    assert citation["license"] == project["license"]
+    assert (citation["cff-version"], citation["type"]) == ("1.2.0", "software")
+    assert [citation[key] for key in ("version", "license")] == [
+        project[key] for key in ("version", "license")
+    ]
     (paper,) = citation["references"]
     assert {"type", "title", "authors"} <= paper.keys()
-    assert paper["type"] == "conference-paper"
-    assert 2019 <= paper["year"] <= datetime.date.today().year
     for person in (*citation["authors"], *paper["authors"]):
         assert person.keys() in ({"name"}, {"given-names", "family-names"})

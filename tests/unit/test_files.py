@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -40,21 +41,16 @@ def test_only_data_need_a_home_directory(monkeypatch, tmp_path):
     assert data_directory() == tmp_path
 
 
-@pytest.fixture
-def full_disk(monkeypatch):
-    """Makes every new file fail, as on a full disk; what exists can be overwritten."""
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_created_file_appears_complete_and_only_once(tmp_path, monkeypatch, has_links):
+    def link(source, target):
+        seen.append(path.exists())
+        if not has_links:
+            raise PermissionError(errno.EPERM, "no hard links")
+        hard_link(source, target)
 
-    def mkstemp(**options):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    return lambda: monkeypatch.setattr(files.tempfile, "mkstemp", mkstemp)
-
-
-def test_a_created_file_appears_complete_and_only_once(tmp_path, monkeypatch):
-    path = tmp_path / "run.json"
-    seen = []
-    fsync = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda number: (seen.append(path.exists()), fsync(number)))
+    path, seen, hard_link = tmp_path / "run.json", [], os.link
+    monkeypatch.setattr(os, "link", link)
     create_atomically(path, "first")
     assert seen == [False]
     with pytest.raises(FileExistsError):
@@ -63,40 +59,21 @@ def test_a_created_file_appears_complete_and_only_once(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_is_created_where_there_are_no_hard_links(tmp_path, monkeypatch):
-    def link(source, target):
-        raise PermissionError(errno.EPERM, "no hard links")
+@pytest.mark.parametrize(("num_bytes", "fits"), [(10, True), (9, False), (0, False)])
+def test_reserved_space_is_used_on_a_full_disk(tmp_path, monkeypatch, num_bytes, fits):
+    def mkstemp(**options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "link", link)
-    path = tmp_path / "run.json"
-    create_atomically(path, "first")
-    with pytest.raises(FileExistsError):
-        create_atomically(path, "second")
-    assert path.read_text() == "first"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize(("num_bytes", "fits"), [(10, True), (9, False)])
-def test_reserved_space_is_used_on_a_full_disk(tmp_path, full_disk, num_bytes, fits):
     path = tmp_path / "run.json"
     path.write_text("running")
-    reserve(path, num_bytes)
-    full_disk()
-    if fits:
+    if num_bytes:
+        reserve(path, num_bytes)
+    monkeypatch.setattr(files.tempfile, "mkstemp", mkstemp)
+    with nullcontext() if fits else pytest.raises(OSError, match="No space left"):
         write_atomically(path, "0123456789")
-    else:
-        with pytest.raises(OSError, match="No space left"):
-            write_atomically(path, "0123456789")
     assert path.read_text() == ("0123456789" if fits else "running")
     release(path)
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_without_reserved_space_a_full_disk_is_an_error(tmp_path, full_disk):
-    full_disk()
-    with pytest.raises(OSError, match="No space left"):
-        write_atomically(tmp_path / "run.json", "x")
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_users_home_is_inserted_where_there_is_one(monkeypatch):

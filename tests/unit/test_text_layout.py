@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import shlex
+import struct
+import termios
 
 import pytest
 from rich.table import Table
@@ -12,22 +15,15 @@ from candle_p1.text import columns, table_lines, wrap, wrap_command
 PATH = "/a/directory/with/a/name/that/is/longer/than/a/line/of/forty/columns/run.json"
 
 
-@pytest.mark.parametrize(("named", "width"), [("60", 60), ("0", None), ("", None), ("x", None)])
-def test_the_width_is_that_of_the_environment(named, width, monkeypatch, tmp_path):
-    monkeypatch.setenv("COLUMNS", named)
+def test_the_width_is_that_of_the_environment_or_of_the_terminal(monkeypatch, tmp_path):
     with (tmp_path / "file").open("w") as file:
-        assert columns(file) == width
-
-
-def test_the_width_is_that_of_the_terminal(monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
+        for named, width in (("60", 60), ("0", None), ("", None), ("x", None)):
+            monkeypatch.setenv("COLUMNS", named)
+            assert columns(file) == width
+    monkeypatch.delenv("COLUMNS")
     _, device = pty.openpty()
     with os.fdopen(device, "w") as terminal:
         assert columns(terminal) is None  # it has not told its size
-        import fcntl
-        import struct
-        import termios
-
         fcntl.ioctl(device, termios.TIOCSWINSZ, struct.pack("4H", 50, 72, 0, 0))
         assert columns(terminal) == 72
 
@@ -51,49 +47,40 @@ def test_a_command_can_be_typed_as_it_is_shown():
     assert wrap_command(argv, None) == shlex.join(argv)
 
 
-def table(*headings, rows, **options):
-    made = Table(title="a title", **options)
+def lines_of(rows, width, *headings):
+    made = Table(title="a title")
     for i, heading in enumerate(headings):
         made.add_column(heading, justify="right" if i else "left")
     for row in rows:
         made.add_row(*row)
-    return made
+    return table_lines(made, width, "-")
 
 
 ROWS = [("load", "1.25", "12 files"), ("train", "100.00", "many steps of training")]
 
 
-def test_a_table_is_as_wide_as_its_cells_where_the_width_is_not_known():
-    rows = [*ROWS, ("data", "1", PATH * 9)]
-    lines = table_lines(table("phase", "mean\n(s)", "what", rows=rows), None)
-    assert lines[0] == "a title"
-    assert [line.split() for line in lines[-3:]] == [" ".join(row).split() for row in rows]
-
-
 @pytest.mark.parametrize("width", [30, 60])
 def test_cells_are_broken_between_words_where_a_table_is_too_wide(width):
-    lines = table_lines(table("phase", "mean\n(s)", "what", rows=ROWS), width, "-")
+    lines = lines_of(ROWS, width, "phase", "mean\n(s)", "what")
     assert all(len(line) <= width for line in lines)
     assert set("".join(lines[3].split())) == {"-"}
     words = " ".join(lines[4:]).split()
     assert sorted(words) == sorted(" ".join(map(" ".join, ROWS)).split())
 
 
-def test_a_table_just_as_wide_as_its_words_keeps_them_whole():
-    rows = [("loader original", "12.5", "1.000")]
-    wide = table("series", "measured (s)", "extrapolation", rows=rows)
-    lines = table_lines(wide, len("original  measured  extrapolation"), "-")
-    words = " ".join(lines).split()
-    assert {"loader", "original", "measured", "(s)", "extrapolation", "12.5"} <= set(words)
-    assert not any(": " in line for line in lines), "no paragraphs"
+def test_a_table_is_as_wide_as_its_cells_where_the_width_is_not_known():
+    rows = [*ROWS, ("data", "1", PATH * 9)]
+    lines = lines_of(rows, None, "phase", "mean\n(s)", "what")
+    assert [line.split() for line in lines[-3:]] == [" ".join(row).split() for row in rows]
 
 
 def test_rows_become_paragraphs_where_words_do_not_fit():
     rows = [("a [b]", "1", PATH), ("c", "", "2")]
-    assert table_lines(table("name", "in\nA", "", rows=rows), 40) == [
+    assert lines_of(rows, 40, "name", "in\nA", "") == [
         "a title", "", "name: a [b]", "in A: 1", PATH, "", "name: c", "2",
     ]  # fmt: skip
-
-
-def test_an_empty_table_has_its_headings():
-    assert table_lines(table("file", "state", rows=[]), 60, "-")[1].split() == ["file", "state"]
+    headings = "series", "measured (s)", "extrapolation"
+    just = lines_of([("loader original", "12.5", "1")], 33, *headings)
+    assert not any(": " in line for line in just), "words fit, whole"
+    assert {"loader", "original", "(s)", "extrapolation"} <= {*" ".join(just).split()}
+    assert lines_of([], 60, "file", "state")[1].split() == ["file", "state"]

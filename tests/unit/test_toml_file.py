@@ -51,7 +51,6 @@ HOSTILE = [
     'title = """' + "x" * MAX_BYTES + '"""',
     "title = 1979-05-27",
     "title = []",
-    "title = {}",
     "[[title]]\na = 1",
     "minutes = '5'",
     "minutes = nan",
@@ -101,25 +100,18 @@ def test_a_file_may_begin_with_a_byte_order_mark(kind):
 @pytest.mark.parametrize(
     ("added", "words"),
     [
-        ("vary.batch_size = " + str(list(range(1, 1002))), "at most 1000"),
         ("repeats = 1000000000", "1e+09 runs"),
         ("".join(f"vary.{name} = {list(range(1, 100))}\n" for name in
                  ("batch_size", "epochs", "val_steps")), "9.7e+05 runs"),
-        ("flags.help = 1", "help"),
-        ('flags.loader = "--help"', "'-'"),
         ('flags.conv = ["-h"]', "'-'"),
         ('environment."HOROVOD_A=B" = "1"', "HOROVOD_A=B"),
-        ('path = "elsewhere"', "'path'"),
-        ('benchmark = "x\\ny"', "there is no benchmark"),
         ('benchmark = ""', "there is no benchmark"),
         ('benchmark = "NT3"', "did you mean 'nt3'"),
         ('benchmark = "' + "x" * 5000 + '"', "benchmark"),
         ("minutes = 1000000001", "minutes"),
         ("sizes = 1", "sizes"),
-        ("variants = 1", "variants"),
         ("variants = [1]", "variants.0"),
         ("vary = [1]", "vary"),
-        ("flags = [1]", "flags"),
         ("flags.epochs = {}", "flags.epochs"),
     ],
 )  # fmt: skip

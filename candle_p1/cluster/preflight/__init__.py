@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import os
 import platform
 import sys
@@ -32,6 +31,7 @@ from candle_p1.distributed.launch_environment import (
     node_name,
 )
 from candle_p1.errors import EXIT_CODE, CandleError, SetupError
+from candle_p1.options import FiniteRange
 from candle_p1.text import print_error
 from candle_p1.training.screen import Screen
 
@@ -83,25 +83,14 @@ def _find_facts(comm: Communicator, needs: Needs, node: str) -> NodeFacts:
     )
 
 
-class _Amount(click.FloatRange):
-    """A finite number from 0 on; click lets nan through."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value} is not a finite number.", param, ctx)
-        return number
-
-
 def _option(kind: Any, text: str, flag: str, name: str = "") -> Callable[..., Any]:
-    """Returns an option that sets the need of its name."""
     name = name or flag.removeprefix("--")
     default = getattr(Needs, name)
     shown: dict[str, Any] = {"show_default": bool(default), "multiple": isinstance(default, tuple)}
     return click.option(flag, name, type=kind, default=default, help=text, **shown)
 
 
-AMOUNT, PATH = _Amount(min=0), click.Path(path_type=Path)
+AMOUNT, PATH = FiniteRange(min=0), click.Path(path_type=Path)
 
 
 SETTINGS: dict[str, Any] = {

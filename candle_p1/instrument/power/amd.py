@@ -7,14 +7,12 @@ cards the energy counter is wrong (ROCm/amdsmi issue 22), so it is first compare
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from candle_p1.instrument.power.gpus import AMD, Gpu, GpuSource
 from candle_p1.instrument.power.source import SensorError
 from candle_p1.records.power_trace import Channel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MICROJOULE = 1e-6
 LIMIT_W = 20_000.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from candle_p1.errors import ParameterError, did_you_mean
 from candle_p1.files import expand_user
@@ -13,12 +13,7 @@ from candle_p1.instrument.power.gpus import JobGpus
 from candle_p1.instrument.power.nvml import NvmlSource
 from candle_p1.instrument.power.rapl import RaplSource
 from candle_p1.instrument.power.replay import ReplaySource
-from candle_p1.instrument.power.source import SensorError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from candle_p1.instrument.power.source import PowerSource
+from candle_p1.instrument.power.source import PowerSource, SensorError
 
 AUTO, NONE, REPLAY = "auto", "none", "replay"
 SENSORS: dict[str, Callable[[JobGpus], PowerSource]] = {
@@ -31,12 +26,7 @@ SENSORS: dict[str, Callable[[JobGpus], PowerSource]] = {
 
 @dataclass(frozen=True)
 class OpenedSources:
-    """The sources of a node.
-
-    Attributes:
-        sources: Those that are available.
-        absent: The names of those that are not, and why.
-    """
+    """The sources of a node that are available, and the names of those that are not, with why."""
 
     sources: list[PowerSource]
     absent: dict[str, str] = field(default_factory=dict)
@@ -69,11 +59,7 @@ def check_names(names: str) -> list[str]:
 
 
 def open_sources(names: str, job: JobGpus) -> OpenedSources:
-    """Opens the sources of this node.
-
-    Args:
-        names: See `check_names`.
-        job: The GPUs of this job's ranks on the node.
+    """Opens the sources of this node, named as for `check_names`.
 
     Raises:
         ParameterError: A name is wrong, or a source requested by name is not available.
@@ -83,19 +69,15 @@ def open_sources(names: str, job: JobGpus) -> OpenedSources:
         return OpenedSources([], {NONE: "--power none was given"})
     opened = OpenedSources([])
     for name in SENSORS if requested == [AUTO] else requested:
+        kind, _, file = name.partition(":")
         try:
-            opened.sources.append(_open(name, job))
+            source = ReplaySource(expand_user(file)) if kind == REPLAY else SENSORS[name](job)
         except SensorError as error:
             if requested != [AUTO]:
                 for source in opened.sources:
                     source.stop()
-                raise ParameterError(f"power {name.partition(':')[0]}: {error}") from error
+                raise ParameterError(f"power {kind}: {error}") from error
             opened.absent[name] = str(error)
+        else:
+            opened.sources.append(source)
     return opened
-
-
-def _open(name: str, job: JobGpus) -> PowerSource:
-    kind, _, file = name.partition(":")
-    if kind == REPLAY:
-        return ReplaySource(expand_user(file))
-    return SENSORS[name](job)

@@ -8,19 +8,14 @@ accelerators.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from itertools import repeat
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from candle_p1.instrument.power.source import PowerSource, SensorError
-from candle_p1.instrument.power.sysfs import read_line
+from candle_p1.instrument.power.source import PowerSource, SensorError, read_line
 from candle_p1.records.power_trace import Channel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from candle_p1.records.power_trace import Domain, Reading
+from candle_p1.records.types import PowerDomain, PowerReading
 
 ROOT = Path("/sys/cray/pm_counters")
 LIMIT_W = 50_000.0
@@ -32,10 +27,6 @@ STALE_S = 2.0
 
 class CraySource(PowerSource):
     """Reads the energy counters of the node and its parts, or the power of parts without one.
-
-    Args:
-        root: The directory of the counters.
-        clock: Returns seconds.
 
     Raises:
         SensorError: There are no counters, or this user may not read them.
@@ -52,7 +43,7 @@ class CraySource(PowerSource):
             scan_hz = float(read_line(root / "raw_scan_hz").split()[0])
         except (SensorError, ValueError, IndexError):
             scan_hz = USUAL_SCAN_HZ
-        parts: list[tuple[str, str, str, Domain]] = [
+        parts: list[tuple[str, str, str, PowerDomain]] = [
             ("", "node", "node", "node"),
             ("cpu_", "cpu", "processors", "cpu"),
             ("memory_", "memory", "memory", "memory"),
@@ -62,7 +53,7 @@ class CraySource(PowerSource):
             parts.append((f"{part}_", part, f"accelerator {part.removeprefix('accel')}", "gpu"))
         self._files: dict[Channel, str] = {}
         for prefix, device, label, domain in parts:
-            readings: tuple[Reading, ...] = ("energy", "power")
+            readings: tuple[PowerReading, ...] = ("energy", "power")
             reading = next((r for r in readings if (root / f"{prefix}{r}").exists()), None)
             if reading is None:
                 continue
@@ -102,7 +93,6 @@ class CraySource(PowerSource):
         return value
 
     def _freshness(self) -> str | None:
-        """Returns the number of the controller's last scan; None if it cannot be read."""
         try:
             return read_line(self._freshness_file)
         except SensorError:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from candle_p1.instrument.power.source import PowerSource, SensorError
 from candle_p1.records.power_trace import Channel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 CUDA = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
@@ -90,9 +88,6 @@ class Gpu(NamedTuple):
 
 class GpuSource(PowerSource):
     """Reads the GPUs of this job through their vendor's library.
-
-    Args:
-        job: The GPUs of this job.
 
     Raises:
         SensorError: The library is not available, or this job uses none of the vendor's GPUs.

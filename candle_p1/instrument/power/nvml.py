@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
-from candle_p1.instrument.power.gpus import NVIDIA, Gpu, GpuSource
+from candle_p1.instrument.power.gpus import NVIDIA, Gpu, GpuSource, JobGpus
 from candle_p1.instrument.power.source import SensorError
-from candle_p1.records.power_trace import Channel, Reading
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from candle_p1.instrument.power.gpus import JobGpus
-    from candle_p1.records.power_trace import Domain
+from candle_p1.records.power_trace import Channel
+from candle_p1.records.types import PowerDomain, PowerReading
 
 MILLI = 1e-3
 LIMIT_W = 20_000.0
 """A mean power that no card reaches."""
-RESOLUTION_S: dict[Reading, float] = {"energy": 0.1, "power": 1.0}
+RESOLUTION_S: dict[PowerReading, float] = {"energy": 0.1, "power": 1.0}
 """The counter is updated every 20 to 100 ms. From Ampere on, except on the A100, the power is the
 mean over the last second (NVML's reference, nvmlDeviceGetPowerUsage)."""
 
@@ -25,18 +20,17 @@ mean over the last second (NVML's reference, nvmlDeviceGetPowerUsage)."""
 class NvmlSource(GpuSource):
     """Reads the energy counters of NVIDIA's GPUs, or the power of cards that have no counter.
 
-    A card divided by MIG counts as absent, because its sensors show the whole card.
-
-    Args:
-        job: The GPUs of this job.
-        readings: What is read, of which a card's first that can be read is used.
+    A card divided by MIG counts as absent, because its sensors show the whole card. Of the
+    readings, a card's first that can be read is used.
     """
 
     name = "nvml"
     vendor = "NVIDIA"
     variables = NVIDIA
 
-    def __init__(self, job: JobGpus, readings: Sequence[Reading] = tuple(RESOLUTION_S)) -> None:
+    def __init__(
+        self, job: JobGpus, readings: Sequence[PowerReading] = tuple(RESOLUTION_S)
+    ) -> None:
         self._readings = readings
         super().__init__(job)
 
@@ -88,7 +82,7 @@ class NvmlSource(GpuSource):
 
     def _candidates(self, gpu: Gpu) -> Iterator[Channel]:
         # A Grace Hopper's counter is of the whole module (ml-energy/zeus pull request 172).
-        domain: Domain = "module" if "GH200" in gpu.model else "gpu"
+        domain: PowerDomain = "module" if "GH200" in gpu.model else "gpu"
         for reading in self._readings:
             yield Channel(
                 f"{domain}:{gpu.uuid}",

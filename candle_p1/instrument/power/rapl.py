@@ -11,14 +11,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from candle_p1.instrument.power.source import PowerSource, SensorError
-from candle_p1.instrument.power.sysfs import read_line
+from candle_p1.instrument.power.source import PowerSource, SensorError, read_line
 from candle_p1.records.power_trace import Channel
-
-if TYPE_CHECKING:
-    from candle_p1.records.power_trace import Domain
+from candle_p1.records.types import PowerDomain
 
 ROOT = Path("/sys/class/powercap")
 ZONE = re.compile(r"intel-rapl:(\d+)(?::\d+)?")
@@ -31,9 +27,6 @@ RESOLUTION_S = 1e-3
 
 class RaplSource(PowerSource):
     """Reads packages and their memory.
-
-    Args:
-        root: The directory of powercap.
 
     Raises:
         SensorError: There are no packages, or this user may not read them.
@@ -85,23 +78,15 @@ class RaplSource(PowerSource):
         """Whether channels show one counter; tried thrice, because it may just wrap around."""
         return any(self.read(first) <= self.read(second) <= self.read(first) for _ in range(3))
 
-    def _add(self, path: Path, device: str, domain: Domain, label: str) -> None:
-        self._files[
-            Channel(
-                device,
-                label,
-                domain,
-                self.name,
-                "energy",
-                unit=MICROJOULE,
-                modulus=modulus_uj(int(read_line(path / "max_energy_range_uj"))),
-                limit_w=LIMIT_W,
-                resolution_s=RESOLUTION_S,
-            )
-        ] = str(path / "energy_uj")
+    def _add(self, path: Path, device: str, domain: PowerDomain, label: str) -> None:
+        modulus = _modulus_uj(int(read_line(path / "max_energy_range_uj")))
+        channel = Channel(
+            device, label, domain, self.name, "energy", MICROJOULE, modulus, LIMIT_W, RESOLUTION_S
+        )
+        self._files[channel] = str(path / "energy_uj")
 
 
-def modulus_uj(highest_uj: int) -> int:
+def _modulus_uj(highest_uj: int) -> int:
     """Returns the value at which a powercap counter wraps around, from the highest that it shows.
 
     The registers have 32 bits and count in units of about 60 microjoules, so the counter wraps

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
 from candle_p1.errors import DataError
 from candle_p1.instrument.power.source import PowerSource, SensorError
 from candle_p1.records.power_file import read_traces
-from candle_p1.records.power_trace import REPLAYED
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from candle_p1.records.power_trace import Channel
+from candle_p1.records.power_trace import REPLAYED, Channel
 
 
 class ReplaySource(PowerSource):
     """Replays a recording at its original speed.
 
     Readings are interpolated linearly between recorded ones, and fail after the recording's end.
-
-    Args:
-        file: The recording.
-        clock: Returns seconds.
 
     Raises:
         SensorError: The file does not exist or is not a recording.

@@ -6,20 +6,13 @@ import math
 import threading
 import time
 from array import array
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from typing_extensions import Self
 
-from candle_p1.instrument.power.counter import Counter
-from candle_p1.instrument.power.source import SensorError
+from candle_p1.instrument.power.source import PowerSource, SensorError
 from candle_p1.records.power_trace import Channel, Trace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from typing_extensions import Self
-
-    from candle_p1.instrument.power.source import PowerSource
 
 MAX_FAILURES = 3
 """After this many failed readings in a row, a sensor is no longer read."""
@@ -62,7 +55,6 @@ class Sampler:
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
-        self._cpu_s = 0.0
         self._num_early = 0
 
     def __enter__(self) -> Self:
@@ -78,12 +70,6 @@ class Sampler:
         if not self._num_early:
             return []
         return [f"{self._num_early} readings were dropped because the clock had gone backwards"]
-
-    @property
-    def overhead(self) -> float | None:
-        """The share of a core that the thread used; None before `stop`."""
-        wall_s = self.stop_s - self.start_s
-        return self._cpu_s / wall_s if wall_s > 0 else None
 
     def start(self) -> None:
         """Takes the first sample and starts the thread."""
@@ -168,14 +154,11 @@ class Sampler:
             if self._ending.wait(min(max(delay_s, 0.0), interval_s)):
                 return
             self.sample()
-            self._cpu_s = time.thread_time()
             # Missed ticks are skipped: samples in quick succession would add no information.
             tick = max(tick, math.floor((self._clock() - self.start_s) / interval_s)) + 1
 
 
 class _ChannelReadings:
-    """The readings of one channel so far."""
-
     def __init__(self, channel: Channel, start_s: float) -> None:
         self._channel, self._start_s = channel, start_s
         self._counter = Counter(channel) if channel.reading == "energy" else None
@@ -222,3 +205,47 @@ class _ChannelReadings:
             self._failure = f"from {time_s - self._start_s:.3f} s on: {reason}"
         self._num_failures += 1
         self._ended = self._num_failures >= MAX_FAILURES
+
+
+class Counter:
+    """Converts the values of an energy counter into J, which only grow.
+
+    Values are added as integers, so that nothing is lost when a counter wraps around.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._num_wraps = 0
+        self._last: tuple[float, float] | None = None
+
+    def joules(self, time_s: float, count: float) -> float:
+        """Returns the energy that corresponds to a value of the counter, read after all others.
+
+        A value below the last one means that the counter has wrapped around, or, if that would take
+        more power than is possible, that it was reset.
+
+        Raises:
+            SensorError: The counter was reset, has jumped, or was not read for so long that it may
+                have wrapped around more than once. Later values are then useless.
+        """
+        channel = self._channel
+        if self._last is not None:
+            last_s, last = self._last
+            # One update may add everything that has accumulated since the previous one.
+            possible = channel.limit_w * (time_s - last_s + 2 * (channel.resolution_s or 0))
+            if channel.modulus is not None and possible >= channel.modulus * channel.unit:
+                raise SensorError(
+                    f"the counter was not read for {time_s - last_s:.3g} s, in which it may have"
+                    " wrapped around more than once: raise --power_hz"
+                )
+            grown = count - last
+            if grown < 0 and channel.modulus is not None:
+                grown += channel.modulus
+                self._num_wraps += 1
+            if grown < 0 or grown * channel.unit > possible:
+                raise SensorError(
+                    f"the counter went from {last * channel.unit:.6g} J to"
+                    f" {count * channel.unit:.6g} J: it was reset, maybe with its device or driver"
+                )
+        self._last = time_s, count
+        return (self._num_wraps * (channel.modulus or 0) + count) * channel.unit

@@ -1,17 +1,14 @@
-"""Batches for ``fit``, in the form that suits the backend."""
+"""Batches for training, in the form that suits the backend."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import keras
 
+from candle_p1.data.batches import TrainBatches
 from candle_p1.data.samples import join_batches
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from candle_p1.data.batches import TrainBatches
 
 NUM_PREFETCHED = 2
 """The number of batches made ahead of the step that uses them."""
@@ -20,24 +17,38 @@ GROUP_BYTES = 1 << 20
 take a noticeable part of a step that takes some milliseconds."""
 
 
-def fit(model: Any, batches: TrainBatches, epochs: range, **options: Any) -> None:
-    """Calls ``model.fit`` for some epochs.
+def stream(batches: TrainBatches, epochs: range, first_step: int = 0) -> Iterator[Any]:
+    """Returns the batches of some epochs, one after the other, for Keras's training function.
 
-    With TensorFlow the batches of all epochs are one stream: the first ones of an epoch are made
-    while the epoch before is validated. Keras would begin anew after each epoch, twice.
+    The first ones of an epoch are made while the epoch before is validated.
 
     Args:
-        model: The compiled model.
         batches: The batches, which know the order of each epoch.
         epochs: The epochs, counted from 0; at least one.
-        options: Further arguments of ``model.fit``.
+        first_step: The step with which the first of them begins.
     """
-    options |= {"initial_epoch": epochs.start, "epochs": epochs.stop}
-    if keras.backend.backend() != "tensorflow":
-        model.fit(batches, **options)
+    in_order = (
+        batches.epoch_batches(epoch, first_step * (epoch == epochs.start)) for epoch in epochs
+    )
+    if keras.backend.backend() == "tensorflow":
+        dataset: Iterator[Any] = iter(_dataset(batches[0], lambda: in_order))
+        return dataset
+    each = (epoch[step] for epoch in in_order for step in range(len(epoch)))
+    return _on_device(each)
+
+
+def _on_device(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yields batches that JAX copies to a device while the step before is computed."""
+    import jax
+
+    if jax.default_backend() == "cpu":
+        yield from batches
         return
-    stream = _dataset(batches[0], lambda: (batches.of_epoch(epoch) for epoch in epochs))
-    model.fit(stream, steps_per_epoch=len(batches), **options)
+    ahead = jax.device_put(next(batches))
+    for batch in batches:
+        current, ahead = ahead, jax.device_put(batch)
+        yield current
+    yield ahead
 
 
 def for_fit(batches: keras.utils.PyDataset) -> Any:

@@ -13,7 +13,7 @@ There are four algorithms, which compute the same:
 - Directly, together with bias, relu and the pooling that follows ("direct"; candle_p1.ops), where
   there are few channels, and oneDNN's time goes into writing and reading what is pooled.
 
-A layer takes the one that candle_p1.models.fast.convolution_costs predicts to be fastest.
+Which one a layer takes is a rule of candle_p1.models.fast.convolution_algorithms.
 
 Each layer calls these functions by itself. A convolution leaves a note on its output, by which the
 next layer can take over what it has done; TensorFlow then drops the operation whose output nobody
@@ -29,13 +29,13 @@ import tensorflow as tf
 
 from candle_p1 import ops
 from candle_p1.models.fast import CHUNK
-from candle_p1.models.fast.convolution_costs import IN_BLOCKS, Convolution, choose
+from candle_p1.models.fast.convolution_algorithms import IN_BLOCKS, Convolution
 
 _ATTRIBUTE = "_candle_p1_convolution"
 
 
 @dataclass(frozen=True, eq=False)
-class _Note:
+class Note:
     """How a tensor was made.
 
     Attributes:
@@ -51,12 +51,10 @@ class _Note:
     rectify: bool
 
     def algorithm(self, pool: int = 1) -> str:
-        """Returns the fastest algorithm for this convolution and a pooling that follows it."""
+        """Returns the algorithm for this convolution and a pooling that follows it."""
         taps, channels, filters = self.kernel.shape
-        of = Convolution(
-            self.inputs.shape[1], taps, channels, filters, pool, gives_gradient=channels > 1
-        )
-        return choose(of, in_blocks=self.inputs.dtype == tf.float32)
+        convolution = Convolution(self.inputs.shape[1], taps, channels, filters, pool)
+        return convolution.choose(in_blocks=self.inputs.dtype == tf.float32)
 
     @property
     def can_be_computed_again(self) -> bool:
@@ -76,8 +74,8 @@ def convolve(inputs: Any, kernel: Any, bias: Any, *, rectify: bool) -> Any:
     Returns:
         A tensor of shape (batch, length - taps + 1, filters).
     """
-    convolution = _Note(inputs, kernel, bias, rectify)
-    outputs = _compute(convolution, convolution.algorithm())
+    convolution = Note(inputs, kernel, bias, rectify)
+    outputs = compute(convolution, convolution.algorithm())
     setattr(outputs, _ATTRIBUTE, convolution)
     return outputs
 
@@ -96,35 +94,17 @@ def pool(inputs: Any, size: int) -> Any | None:
     if convolution is None or size <= 1:
         return None
     algorithm = convolution.algorithm(size)
-    return _compute(convolution, algorithm, size) if algorithm in IN_BLOCKS else None
+    return compute(convolution, algorithm, size) if algorithm in IN_BLOCKS else None
 
 
-def compute_in(algorithm: str, inputs: Any, kernel: Any, bias: Any, pool: int) -> Any:
-    """Returns the maxima of a rectified convolution, computed by a given algorithm, to be timed.
-
-    Args:
-        algorithm: One of candle_p1.models.fast.convolution_costs.ALGORITHMS but "plain".
-        inputs: Shape (batch, length, channels). What `convolve` has returned for one channel is
-            computed once more instead of being kept, if the algorithm is "tiled".
-        kernel: Shape (taps, channels, filters).
-        bias: Shape (filters,).
-        pool: The positions of a pool.
-    """
-    outputs = _compute(_Note(inputs, kernel, bias, rectify=True), algorithm, pool)
-    if algorithm in IN_BLOCKS or pool == 1:
-        return outputs
-    return tf.nn.max_pool1d(outputs, pool, pool, "VALID")
-
-
-def _compute(convolution: _Note, algorithm: str, pool: int = 1) -> Any:
+def compute(convolution: Note, algorithm: str, pool: int = 1) -> Any:
     """Returns the outputs; the maxima of each pool if the algorithm has the pooling in it."""
     if algorithm in IN_BLOCKS:
         return _in_blocks(convolution, pool, by_tiles=algorithm == "tiled")
     return _by_onednn(convolution, chunked=algorithm == "chunked")
 
 
-def _in_blocks(convolution: _Note, pool: int, *, by_tiles: bool) -> Any:
-    """Returns the outputs, or the maxima of each pool of them."""
+def _in_blocks(convolution: Note, pool: int, *, by_tiles: bool) -> Any:
     inputs, kernel, bias = convolution.inputs, convolution.kernel, convolution.bias
     settings = {
         "pool": pool,
@@ -135,47 +115,19 @@ def _in_blocks(convolution: _Note, pool: int, *, by_tiles: bool) -> Any:
     num_pools = (inputs.shape[1] - kernel.shape[0] + 1) // pool
     first = getattr(inputs, _ATTRIBUTE, None)
     if by_tiles and first is not None and first.can_be_computed_again:
-        outputs = _after_first(
-            first.inputs, first.kernel, first.bias, kernel, bias, settings=settings
-        )
+        values, before = first.inputs, (first.kernel, first.bias)
     else:
-        outputs = _of_values(inputs, kernel, bias, settings=settings)
+        values, before = inputs, _no_first(kernel)
+    outputs = _fused(values, *before, kernel, bias, settings=settings)
     outputs.set_shape((inputs.shape[0], num_pools, kernel.shape[2]))
     return outputs
 
 
-def _of_values(values: Any, kernel: Any, bias: Any, *, settings: dict[str, int]) -> Any:
-    """Returns the maxima of a convolution of the values."""
-    nothing = tf.zeros((0, 1, kernel.shape[1])), tf.zeros((0,))
-
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def compute(values: Any, kernel: Any, bias: Any) -> Any:
-        maxima, places = ops.load().candle_p1_convolve(values, *nothing, kernel, bias, **settings)
-
-        def gradient(upstream: Any) -> tuple[Any, Any, Any]:
-            # That of a model's inputs is not wanted, and TensorFlow drops it then.
-            of_values, of_weights = (
-                ops.load().candle_p1_convolve_gradient(
-                    values,
-                    *nothing,
-                    kernel,
-                    maxima,
-                    places,
-                    upstream,
-                    only_values=which,
-                    **settings,
-                )
-                for which in (1, 0)
-            )
-            found = of_values.of_values, of_weights.of_kernel, of_weights.of_biases
-            return _shaped_like((values, kernel, bias), found)
-
-        return maxima, gradient
-
-    return compute(values, kernel, bias)
+def _no_first(kernel: Any) -> tuple[Any, Any]:
+    return tf.zeros((0, 1, kernel.shape[1])), tf.zeros((0,))
 
 
-def _after_first(
+def _fused(
     values: Any,
     first_kernel: Any,
     first_bias: Any,
@@ -184,30 +136,47 @@ def _after_first(
     *,
     settings: dict[str, int],
 ) -> Any:
-    """Returns the maxima of a convolution that follows a rectified one of one channel."""
+    """Returns the maxima of a convolution of the values.
+
+    If the first kernel is not empty, it is that of a rectified convolution of one channel before.
+    """
+    has_first = first_kernel.shape[0] > 0
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def compute(values: Any, first_kernel: Any, first_bias: Any, kernel: Any, bias: Any) -> Any:
         first = first_kernel, first_bias
         maxima, places = ops.load().candle_p1_convolve(values, *first, kernel, bias, **settings)
 
-        def gradient(upstream: Any) -> tuple[Any, Any, Any, Any, Any]:
-            found = ops.load().candle_p1_convolve_gradient(
-                values, *first, kernel, maxima, places, upstream, only_values=0, **settings
-            )
-            # TensorFlow drops that of the values if it is not wanted.
-            with tf.GradientTape() as tape:
-                tape.watch(values)
-                between = _by_onednn(_Note(values, *first, rectify=True), chunked=True)
-                again = _of_values(between, kernel, bias, settings=settings)
-            of_values = tape.gradient(again, values, output_gradients=upstream)
+        def gradient(upstream: Any) -> tuple[Any, ...]:
+            def gradients(*, only_values: bool) -> Any:
+                return ops.load().candle_p1_convolve_gradient(
+                    values,
+                    *first,
+                    kernel,
+                    maxima,
+                    places,
+                    upstream,
+                    only_values=int(only_values),
+                    **settings,
+                )
+
+            # That of a model's inputs is not wanted, and TensorFlow drops it then.
+            if has_first:
+                with tf.GradientTape() as tape:
+                    tape.watch(values)
+                    between = _by_onednn(Note(values, *first, rectify=True), chunked=True)
+                    again = _fused(between, *_no_first(kernel), kernel, bias, settings=settings)
+                of_values = tape.gradient(again, values, output_gradients=upstream)
+            else:
+                of_values = gradients(only_values=True).of_values
+            found = gradients(only_values=False)
             of_weights = (
                 found.of_first_kernel,
                 found.of_first_biases,
                 found.of_kernel,
                 found.of_biases,
             )
-            return of_values, *_shaped_like((*first, kernel, bias), of_weights)
+            return _shaped_like((values, *first, kernel, bias), (of_values, *of_weights))
 
         return maxima, gradient
 
@@ -224,8 +193,7 @@ def _shaped_like(tensors: tuple[Any, ...], gradients: tuple[Any, ...]) -> tuple[
     return gradients
 
 
-def _by_onednn(convolution: _Note, *, chunked: bool) -> Any:
-    """Returns the outputs."""
+def _by_onednn(convolution: Note, *, chunked: bool) -> Any:
     rectify = convolution.rectify
     kernel_gradient = _kernel_gradient_of_chunks if chunked else _kernel_gradient
 
@@ -251,7 +219,6 @@ def _by_onednn(convolution: _Note, *, chunked: bool) -> Any:
 
 
 def _kernel_gradient(inputs: Any, upstream: Any, shape: tuple[int, int, int]) -> Any:
-    """Returns the gradient of a convolution's kernel, of this shape (size, channels, filters)."""
     gradient = tf.raw_ops.Conv2DBackpropFilter(
         input=inputs[:, tf.newaxis],
         filter_sizes=[1, *shape],

@@ -1,14 +1,27 @@
-"""Keras layers, in the implementation chosen in candle_p1.models.fast."""
+"""Keras layers and penalties, in the implementation chosen in candle_p1.models.fast."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import keras
 
 from candle_p1.models import fast
-from candle_p1.models.fast import convolution_costs
-from candle_p1.models.fast.regularizers import L2
+from candle_p1.models.fast.convolution_algorithms import Convolution, tile_products
+
+
+@keras.saving.register_keras_serializable("candle_p1")
+class L2(keras.regularizers.L2):  # type: ignore[misc]
+    """A penalty on the sum of squares. The fast implementation does not store the squares."""
+
+    def __call__(self, x: Any) -> Any:
+        """Returns the penalty."""
+        if not fast.are_fast():
+            return super().__call__(x)
+        from candle_p1.models.fast.operations import square_sum
+
+        return self.l2 * square_sum(x)
 
 
 @keras.saving.register_keras_serializable("candle_p1")
@@ -31,45 +44,24 @@ class Conv1D(keras.layers.Conv1D):  # type: ignore[misc]
         outputs = convolve(inputs, kernel, bias, rectify=rectify)
         return outputs if rectify else self.activation(outputs)
 
-    def convolution(self, pool: int = 1) -> convolution_costs.Convolution | None:
-        """Returns the convolution with a pooling that follows it, as the model of its costs has it.
-
-        None if it is not a plain one: without padding, with a stride of one, and so on.
-        """
-        length, (taps, channels, filters) = self.input.shape[1], self.kernel.shape
-        if length is None or not self._is_simple():
-            return None
-        return convolution_costs.Convolution(
-            length, taps, channels, filters, pool, gives_gradient=channels > 1
-        )
-
-    def algorithm(self, pool: int = 1) -> str:
-        """Returns the algorithm by which it is computed, of `convolution_costs.ALGORITHMS`."""
-        of = self.convolution(pool)
-        if of is None or not self._is_fast(of.length):
-            return "plain"
-        return convolution_costs.choose(of, in_blocks=self.compute_dtype == "float32")
-
     def multiplications(self) -> float:
         """Returns how many multiplications the products take for each output position."""
-        taps, channels, filters = self.kernel.shape
-        if self.algorithm() == "tiled":
-            return convolution_costs.tile_products(taps, channels, filters)
-        return float(taps * channels * filters)
+        shape, length = self.kernel.shape, self.input.shape[1]
+        in_blocks = self.compute_dtype == "float32"
+        if (
+            self._is_fast(length)
+            and Convolution(length, *shape).choose(in_blocks=in_blocks) == "tiled"
+        ):
+            return tile_products(*shape)
+        return float(math.prod(shape))
 
     def _is_fast(self, length: int | None) -> bool:
-        """Returns whether the fast implementation is used for inputs of this length."""
-        return (
+        return bool(
             fast.are_fast()
-            and self._is_simple()
             and self.compute_dtype not in fast.HALF_TYPES
             and length is not None
             and length >= fast.CHUNK + self.kernel_size[0]
-        )
-
-    def _is_simple(self) -> bool:
-        return bool(
-            self.strides == self.dilation_rate == (1,)
+            and self.strides == self.dilation_rate == (1,)
             and self.groups == 1
             and self.padding == "valid"
             and self.data_format == "channels_last"
@@ -91,10 +83,9 @@ class Dense(keras.layers.Dense):  # type: ignore[misc]
         """Creates the kernel (features, units) and the bias (units,)."""
         initializer: Any = self.kernel_initializer  # type: ignore[has-type]
         if fast.are_fast():
-            from candle_p1.models.fast.initial_weights import drawn_once
-            from candle_p1.models.fast.operations import in_place
+            from candle_p1.models.fast.operations import drawn_once
 
-            self.kernel_initializer = drawn_once(in_place(initializer))
+            self.kernel_initializer = drawn_once(initializer)
         super().build(input_shape)
         self.kernel_initializer = initializer
         self._adds_penalty = (

@@ -1,4 +1,4 @@
-"""The fast implementations in TensorFlow, except convolutions.
+"""The fast implementations in TensorFlow, except convolutions, and how large weights are drawn.
 
 What is slow on CPUs, and what is done instead:
 
@@ -6,16 +6,22 @@ What is slow on CPUs, and what is done instead:
   fast as the transposed product.
 - The gradient of a penalty, computed as a separate matrix and added to the gradient of the loss,
   takes five passes over memory instead of three.
+- Random weights are drawn twice. Before TensorFlow executes a function, it computes what does not
+  depend on the function's arguments (constant folding). Random weights do not, as their seed is a
+  constant. The result is then thrown away, because it is too large to be kept in the function.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import record
 
 from candle_p1 import ops
+
+FOLDING = "constant_folding"
 
 
 def multiply(inputs: Any, kernel: Any, bias: Any) -> Any:
@@ -39,18 +45,27 @@ def multiply(inputs: Any, kernel: Any, bias: Any) -> Any:
     return compute(inputs, kernel, bias)
 
 
-def in_place(initializer: Any) -> Any:
-    """Returns an initializer with the same values, which needs less memory for large weights.
+def drawn_once(initializer: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns an initializer with the same values, which draws them once and in place.
 
     Operations called one by one keep the result of each, and TensorFlow's allocator keeps their
     memory for later. As one function they compute in the memory of the first. It is traced here,
     for one call: calls that trace would look to TensorFlow like one function that is traced anew.
+
+    Args:
+        initializer: Takes the shape and the dtype.
     """
 
-    def compute(shape: Any, dtype: Any = None) -> Any:
-        return tf.function(lambda: initializer(shape, dtype)).get_concrete_function()()
+    def draw(shape: Any, dtype: Any = None) -> Any:
+        options = tf.config.optimizer
+        before = options.get_experimental_options().get(FOLDING)
+        options.set_experimental_options({FOLDING: False})
+        try:
+            return tf.function(lambda: initializer(shape, dtype)).get_concrete_function()()
+        finally:
+            options.set_experimental_options({FOLDING: before})
 
-    return compute
+    return draw
 
 
 def penalize(weights: Any, weight: float) -> tuple[Any, Any]:

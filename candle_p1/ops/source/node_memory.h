@@ -90,14 +90,14 @@ inline std::size_t num_bytes(int num_ranks, int num_threads) {
 // One thread of a rank, which works together with the same thread of the others.
 class Thread {
  public:
-  Thread(void* memory, int rank, int num_ranks, int num_threads, int thread, double patience_s)
+  Thread(void* memory, int rank, int num_ranks, int num_threads, int thread, double timeout_s)
       : places_(static_cast<Place*>(memory) + thread * num_ranks),
         buffers_(reinterpret_cast<Buffers*>(static_cast<Place*>(memory) +
                                             num_threads * num_ranks) +
                  thread * num_ranks),
         rank_(rank),
         num_ranks_(num_ranks),
-        patience_s_(patience_s) {}
+        timeout_s_(timeout_s) {}
 
   // Returns once all ranks are here with the same tag. An exchange of at least one value must follow:
   // its barrier comes after all have compared their tags.
@@ -323,7 +323,7 @@ class Thread {
       const uint32_t seen = other.turn.load();
       is_there = has_reached(seen, turn);
       const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
-      if (is_there || (patience_s_ > 0 && waited.count() > patience_s_)) break;
+      if (is_there || (timeout_s_ > 0 && waited.count() > timeout_s_)) break;
       const timespec at_most{1, 0};
       futex(other.turn, FUTEX_WAIT, seen, &at_most);
     }
@@ -351,7 +351,7 @@ class Thread {
   Buffers* buffers_;
   int rank_;
   int num_ranks_;
-  double patience_s_;
+  double timeout_s_;
 };
 
 }  // namespace node_memory

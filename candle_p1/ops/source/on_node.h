@@ -18,7 +18,7 @@ struct Settings {
   int32_t rank;
   int32_t num_ranks;
   int32_t threads;
-  float patience_s;
+  float timeout_s;
 };
 
 inline void add_attributes(OpBuilder* operation) {
@@ -27,7 +27,7 @@ inline void add_attributes(OpBuilder* operation) {
   tf.add_attr(operation, "rank: int = 0");
   tf.add_attr(operation, "num_ranks: int = 1");
   tf.add_attr(operation, "threads: int");
-  tf.add_attr(operation, "patience_s: float = 0.0");
+  tf.add_attr(operation, "timeout_s: float = 0.0");
 }
 
 inline void get_settings(Construction* construction, Settings* settings, Status* status) {
@@ -36,7 +36,7 @@ inline void get_settings(Construction* construction, Settings* settings, Status*
   if (tf.code(status) == 0) tf.get_int(construction, "rank", &settings->rank, status);
   if (tf.code(status) == 0) tf.get_int(construction, "num_ranks", &settings->num_ranks, status);
   if (tf.code(status) == 0) tf.get_int(construction, "threads", &settings->threads, status);
-  if (tf.code(status) == 0) tf.get_float(construction, "patience_s", &settings->patience_s, status);
+  if (tf.code(status) == 0) tf.get_float(construction, "timeout_s", &settings->timeout_s, status);
 }
 
 inline void describe(const node_memory::Outcome& outcome, const Settings& settings,
@@ -50,9 +50,9 @@ inline void describe(const node_memory::Outcome& outcome, const Settings& settin
                   settings.rank, outcome.rank);
   } else {
     std::snprintf(message, sizeof message,
-                  "rank %d of this node has not come to average its gradients within %.0f s"
+                  "rank %d of this node did not reach the collective within %.0f s"
                   " (--stall_shutdown_s)",
-                  outcome.rank, static_cast<double>(settings.patience_s));
+                  outcome.rank, static_cast<double>(settings.timeout_s));
   }
   tf.set_status(status, 10 /* aborted */, message);
 }
@@ -64,7 +64,7 @@ void together(const Settings& settings, std::size_t num_threads, Status* status,
   const auto thread_of = [&](std::size_t number) {
     return node_memory::Thread(reinterpret_cast<void*>(settings.memory), settings.rank,
                                settings.num_ranks, settings.threads, static_cast<int>(number),
-                               settings.patience_s);
+                               settings.timeout_s);
   };
   const node_memory::Outcome met = thread_of(0).meet(settings.tag);
   if (met.result != node_memory::Result::kDone) return describe(met, settings, status);

@@ -5,15 +5,15 @@ What draws a figure raises MissingDataError where the records lack what it shows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from statistics import median
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from candle_p1.errors import CandleError
-from candle_p1.reports import columns
+from candle_p1.reports import columns, speed
 from candle_p1.reports.columns import ENERGY, LOAD, TOTAL, TRAIN, Quantity
 from candle_p1.reports.drawing import (
     LOOK,
@@ -27,21 +27,12 @@ from candle_p1.reports.drawing import (
     to_drawing,
 )
 from candle_p1.reports.experiments import Experiment, Point, Series, describe
-from candle_p1.reports.figures import time, timeline
-from candle_p1.reports.frame import BATCH, PARTS, STRONG, MissingDataError, Run
+from candle_p1.reports.figures import time
+from candle_p1.reports.frame import BATCH, PARTS, STRONG, MissingDataError
 from candle_p1.reports.published import content, published_epochs
 from candle_p1.reports.quality import EpochGroup, epoch_groups
-from candle_p1.reports.speed import (
-    BASES,
-    NO_OTHER_PAIR,
-    file_loads,
-    improvements,
-    largest_files,
-    pairs,
-    speedups,
-)
 from candle_p1.reports.statistics import Estimate, estimate_median
-from candle_p1.reports.words import number
+from candle_p1.reports.words import contents, number
 from candle_p1.text import count
 
 if TYPE_CHECKING:
@@ -51,19 +42,8 @@ if TYPE_CHECKING:
 MAX_SERIES, MAX_PANELS = 6, 4
 """The most series in one figure: more lines could not be told apart; and in one over time."""
 
-WIDEST = "bars without caps are the widest intervals that few runs allow."
-BARS = (
-    "Lines join medians. Bars with caps are 95 % intervals; bars without caps show the range where"
-    " there are too few runs for an interval. Faint dots are single runs."
-)
-
-
-PART_LOOKS = {
-    part: look_of(phase)
-    for part, phase in zip(
-        PARTS, ("startup", "load", "wait", "train", "transfer", "build", "report"), strict=True
-    )
-}
+PART_PHASES = ("startup", "load", "wait", "train", "transfer", "build", "report")
+PART_LOOKS = dict(zip(PARTS, map(look_of, PART_PHASES), strict=True))
 """A part of the time looks like the phase that it mainly is."""
 
 MAX_COLUMNS = 3
@@ -78,27 +58,6 @@ MAX_LINES = 7
 """With more numbers of ranks than this in a plot over epochs, their runs are counted together."""
 
 MAX_FILES = 3
-
-
-class FigureKind(NamedTuple):
-    """A kind of figure.
-
-    Attributes:
-        slug: The name of the kind in file names.
-        draw: Draws some series, and may return what to add to the caption; raises MissingDataError
-            where the records lack the data.
-        whole: Whether it always draws all series at once.
-        has: Of a figure over time, which of the runs it can show; others show runs with times.
-        missing: Why there is no figure over time where no run can be shown.
-    """
-
-    slug: str
-    title: str
-    draw: Callable[[Experiment, Sequence[Series]], Figure | tuple[Figure, str]]
-    caption: str = ""
-    whole: bool = False
-    has: Callable[[Run], bool] | None = None
-    missing: str = ""
 
 
 def performance(_experiment: Experiment, series: Sequence[Series]) -> Figure:
@@ -143,15 +102,10 @@ def communication(experiment: Experiment, series: Sequence[Series]) -> Figure:
     """Draws time per epoch, communication's share of training, and POP's efficiencies."""
     if max(experiment.rank_counts) == 1:
         raise MissingDataError("all runs had one rank, which does not communicate")
-    _panels(
-        series, (columns.COMMUNICATION,), "no run logged its communication (--communication_log)"
-    )
-    shown = (
-        columns.EPOCH,
-        columns.COMMUNICATION,
-        columns.LOAD_BALANCE,
-        columns.PARALLEL_EFFICIENCY,
-    )
+    missing = "no run logged its communication (--communication_log)"
+    _panels(series, (columns.COMMUNICATION,), missing)
+    of_whole = (columns.LOAD_BALANCE, columns.PARALLEL_EFFICIENCY)
+    shown = (columns.EPOCH, columns.COMMUNICATION, *of_whole)
     return line_figure(_panels(series, shown), columns=2)
 
 
@@ -180,7 +134,7 @@ def scaling(experiment: Experiment, series: Sequence[Series]) -> Figure:
         for quantity, title in ((TOTAL, TOTAL.title), (TRAIN, "training alone")):
             lines: dict[str, list[Mark]] = {}
             for each in usable:
-                found = speedups(experiment, each, quantity)
+                found = speed.speedups(experiment, each, quantity)
                 lines[each.name] = [Mark(found[0].base.num_ranks, one)] if found else []
                 for last in found:
                     ratio = (last.efficiency if is_efficiency else None) or last.speedup
@@ -191,9 +145,11 @@ def scaling(experiment: Experiment, series: Sequence[Series]) -> Figure:
 
 def gain(experiment: Experiment, series: Sequence[Series]) -> Figure:
     """Draws the improvement of time and energy over the paper's loaders, in percent."""
-    compared = [each for each in pairs(experiment) if each.base in series and each.other in series]
+    compared = [
+        each for each in speed.pairs(experiment) if each.base in series and each.other in series
+    ]
     if not compared:
-        raise MissingDataError(NO_OTHER_PAIR)
+        raise MissingDataError(speed.NO_OTHER_PAIR)
     bases = list(dict.fromkeys(pair.base_settings for pair in compared))
     panels: list[Panel] = []
     for quantity in (TOTAL, *(energy for _, energy in columns.comparable_energy(experiment.runs))):
@@ -203,7 +159,7 @@ def gain(experiment: Experiment, series: Sequence[Series]) -> Figure:
                 if pair.base_settings == base:
                     lines[pair.other.name] += [
                         Mark(each.num_ranks, each.percent)
-                        for each in improvements(*pair, quantity)
+                        for each in speed.improvements(*pair, quantity)
                         if each.num_ranks
                     ]
             if any(lines.values()):
@@ -216,12 +172,12 @@ def gain(experiment: Experiment, series: Sequence[Series]) -> Figure:
 
 def loaders(experiment: Experiment, series: Sequence[Series]) -> Figure:
     """Draws the time to load each file, with a line per loader: the paper's Tables 3 and 4."""
-    loads = file_loads(experiment, series)
+    loads = speed.file_loads(experiment, series)
     methods = list(dict.fromkeys(load.method for load in loads))
     if len(methods) < 2:
         raise MissingDataError("all runs used the same loader")
     panels: list[Panel] = []
-    for role, file_mb in largest_files(loads, MAX_FILES):
+    for role, file_mb in speed.largest_files(loads, MAX_FILES):
         lines: dict[str, list[Mark]] = {method: [] for method in methods}
         for load in loads:
             if (load.role, load.file_mb) == (role, file_mb):
@@ -309,71 +265,30 @@ def _epoch_lines(groups: Sequence[EpochGroup], *, together: bool) -> dict[str, l
     return lines
 
 
-PERFORMANCE = f"Times of the slowest rank; training includes validation. {BARS}"
-SHARES = (
-    "Medians over runs of the mean over ranks, with the total time in s above each bar."
-    " Communication is the time in training in which a rank only communicated, and the transfer of"
-    " the weights."
-)
-RANKS = (
-    "For each series, the run on the most ranks that has the median total time. If there are many"
-    " ranks, a few evenly spaced ones are shown, along with those that load fastest and slowest."
-    " Waiting for the slowest loader and the transfer of the weights together are what the paper"
-    " calls broadcast overhead."
-)
-GAIN = (
-    "(base - other) / base, in percent, against the loader original and against chunked, the"
-    f" paper's method. Bars with caps are 95 % intervals; {WIDEST}"
-)
-SCALING = (
-    "T(base) / T(P), where the base is the smallest number of ranks of each series. Under strong"
-    " scaling, scaling efficiency is the speed-up divided by the ratio of the numbers of ranks."
-    f" Bars with caps are 95 % intervals; {WIDEST}"
-)
-QUALITY = f"Left: training samples in the last epoch, as in the paper. Right: test samples. {BARS}"
-EPOCHS = f"Runs that differ only in the loader or in threads are counted together. {BARS}"
-COMMUNICATION = (
-    "Time per epoch without validation and without the first step of the run; the share of training"
-    " in which a rank only communicated; and the load balance and POP efficiency of the whole run."
-    f" {BARS}"
-)
-LOADERS = f"Times of the slowest rank. {BARS}"
-ENERGIES = (
-    "Over the whole run, for the parts of the machine that have sensors: means over GPUs, and over"
-    f" nodes with the devices of a node added up. {BARS}"
-)
-COMMUNICATED = "Time per epoch, communication and POP efficiency"
-NO_POWER, NOT_TRACED = "no run has power readings", "no run was traced (--timeline)"
+DRAW: dict[str, Callable[[Experiment, Sequence[Series]], Figure | tuple[Figure, str]]] = {
+    "performance": performance,
+    "parts": time_shares,
+    "ranks": time.ranks_over_time,
+    "improvement": gain,
+    "scaling": scaling,
+    "quality": quality,
+    "epochs": epochs_per_rank,
+    "communication": communication,
+    "loaders": loaders,
+    "energy": energy,
+    "power": time.power_over_time,
+    "timeline": time.timeline_over_time,
+}
+"""What draws some series as a kind of figure; those over time return their captions, too."""
 
-KINDS = (
-    FigureKind("performance", "Loading, training and total time", performance, PERFORMANCE),
-    FigureKind("parts", "Where the time goes", time_shares, SHARES),
-    FigureKind("ranks", "What each rank does when", time.ranks_over_time, RANKS),
-    FigureKind("improvement", "Improvement over the paper's loading", gain, GAIN),
-    FigureKind("scaling", "Scaling", scaling, SCALING),
-    FigureKind("quality", "Quality against ranks", quality, QUALITY),
-    FigureKind("epochs", "Quality against epochs per rank", epochs_per_rank, EPOCHS, True),
-    FigureKind("communication", COMMUNICATED, communication, COMMUNICATION),
-    FigureKind("loaders", "Loading by file and loader", loaders, LOADERS, True),
-    FigureKind("energy", "Energy and mean power", energy, ENERGIES),
-    FigureKind(
-        "power", "Power over time", time.power_over_time, has=time.has_power, missing=NO_POWER
-    ),
-    FigureKind(
-        "timeline",
-        "Communication over time",
-        time.timeline_over_time,
-        timeline.CAPTION,
-        has=time.is_traced,
-        missing=NOT_TRACED,
-    ),
-)
+OVER_TIME = {"power": time.has_power, "timeline": time.is_traced}
+"""Which of the runs figures over time can show; others show runs with times."""
 
 
 def draw_figures(
-    experiment: Experiment, prefix: str, kinds: Sequence[FigureKind] | None = None
+    experiment: Experiment, prefix: str, slugs: Collection[str] = tuple(DRAW)
 ) -> tuple[list[Drawing], list[tuple[str, str]]]:
-    """Draws all figures that an experiment has data for, of all KINDS or some.
+    """Draws the figures that an experiment has data for, of all kinds or some.
 
     Traced runs have no times, but their timelines are drawn.
 
@@ -385,26 +300,32 @@ def draw_figures(
 
     drawn: list[Drawing] = []
     missing: dict[tuple[str, str], None] = {}
-    for kind in KINDS if kinds is None else kinds:
-        has, size = kind.has, MAX_PANELS if kind.has else MAX_SERIES
+    for slug, kind in contents()["figures"].items():
+        if slug not in slugs:
+            continue
+        has = OVER_TIME.get(slug)
         series = [each for each in experiment.series if has or each.timed]
         if has:
             series = [each for each in series if time.median_runs(each, has)]
-        if not series and kind.missing:
-            missing[kind.title, kind.missing] = None
-        facets = [series] if series and kind.whole else _facets(series, size)
+            if not series:
+                missing[kind["title"], kind["missing"]] = None
+        size = MAX_PANELS if has else MAX_SERIES
+        facets = [series] if series and kind.get("whole") else _facets(series, size)
         for i, shown in enumerate(facets, 1):
-            slug, title = f"{prefix}-{kind.slug}", kind.title
+            name, title = f"{prefix}-{slug}", kind["title"]
             if len(facets) > 1:
-                slug, title = f"{slug}-{i}", f"{title} ({i} of {len(facets)})"
+                name, title = f"{name}-{i}", f"{title} ({i} of {len(facets)})"
             try:
                 with mpl.rc_context(LOOK):
-                    found = kind.draw(experiment, shown)
-                    figure, told = found if isinstance(found, tuple) else (found, "")
-                    caption = kind.caption + told + _paper(experiment, kind.slug)
-                    drawn.append(to_drawing(figure, slug, title, caption))
+                    found = DRAW[slug](experiment, shown)
+                    if isinstance(found, tuple):
+                        figure, caption = found
+                    else:
+                        figure, caption = found, kind["caption"].format(**contents()["bars"])
+                    caption += _paper(experiment, slug)
+                    drawn.append(to_drawing(figure, name, title, caption))
             except CandleError as error:
-                missing[kind.title, str(error)] = None
+                missing[kind["title"], str(error)] = None
     return drawn, list(missing)
 
 
@@ -415,7 +336,7 @@ def _paper(experiment: Experiment, slug: str) -> str:
     figure = of_both.get(slug)
     if figure and slug == "improvement":
         found = f" The improvement of chunked over original corresponds to the paper's {figure}."
-        return found if pairs(experiment, {True}) else ""
+        return found if speed.pairs(experiment, {True}) else ""
     return f" Corresponds to the paper's {figure}." if figure else ""
 
 
@@ -423,7 +344,7 @@ def _facets(series: Sequence[Series], size: int) -> list[list[Series]]:
     """Returns series in groups of the size of a figure; compared series stay together."""
     together: dict[str, list[Series]] = {}
     for each in series:
-        others = {name: v for name, v in each.settings.items() if name not in BASES}
+        others = {name: v for name, v in each.settings.items() if name not in speed.BASES}
         together.setdefault(describe(others) if len(series) > size else "", []).append(each)
     facets: list[list[Series]] = []
     for group in together.values():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from candle_p1.errors import CandleError
-from candle_p1.figures import BLUE, GREEN, PURPLE, VERMILION, curves
+from candle_p1.figures import curves
 from candle_p1.records.per_rank import PER_RANK_NAME
 from candle_p1.records.power_file import read_traces
 from candle_p1.records.power_trace import Trace
@@ -21,7 +21,6 @@ from candle_p1.reports.drawing import (
     COLORS,
     LOOK,
     PHASES,
-    SHADES,
     TITLE_CHARACTERS,
     Drawing,
     legend_below,
@@ -30,10 +29,10 @@ from candle_p1.reports.drawing import (
     to_drawing,
 )
 from candle_p1.reports.experiments import Experiment, Series
-from candle_p1.reports.figures.timeline import read_traced, timeline_figure
+from candle_p1.reports.figures.timeline import phase_bands, read_traced, timeline_figure
 from candle_p1.reports.frame import MissingDataError, PhaseSpan, Run
 from candle_p1.reports.published import published
-from candle_p1.reports.words import listed, number
+from candle_p1.reports.words import contents, listed, number
 from candle_p1.text import count
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ IN_PARTS = "broadcast"
 MAX_ROWS = 12
 WIDTH_INCHES, ROW_INCHES, BESIDE_INCHES = 7.4, 0.16, 0.75
 POWER_INCHES = (8.0, 2.5)
-LINES = (BLUE, VERMILION, GREEN, PURPLE)
+LINES = COLORS[:4]
 MAX_LINES = 2 * len(LINES)
 """The devices that can be told apart."""
 
@@ -184,10 +183,7 @@ def power_over_time(_experiment: Experiment, series: Sequence[Series]) -> tuple[
     kinds = listed(sorted({run["energy_kind"] for run in runs}))
     rates = listed([f"{hz:g}" for hz in sorted({run["power_hz"] or 0.0 for run in runs})])
     others = sum(len(traces[MAX_LINES:]) for _, _, traces, _ in shown)
-    caption = (
-        f"One run of each series: {kinds} power of the devices of one node, read at {rates} Hz,"
-        " with the phases of rank 0 behind it."
-    )
+    caption = contents()["figures"]["power"]["caption"].format(kinds=kinds, rates=rates)
     if others:
         caption += f" {count(others, 'further device')} of these nodes are not drawn."
     return figure, caption + problems
@@ -198,17 +194,15 @@ def timeline_over_time(experiment: Experiment, series: Sequence[Series]) -> tupl
     runs, problems = _read(series, is_traced, read_traced)
     loaders = {each.run["loader"] for each in runs}
     told = map(str, published(experiment, "broadcast_overhead_s", loaders=loaders))
-    return timeline_figure(runs), problems + "".join(f" {t[0].upper()}{t[1:]}." for t in told)
+    caption = contents()["figures"]["timeline"]["caption"] + problems
+    return timeline_figure(runs), caption + "".join(f" {t[0].upper()}{t[1:]}." for t in told)
 
 
 def _shade_phases(axes: Axes, phases: Sequence[PhaseSpan], end_s: float) -> None:
     """Draws a band for each phase of rank 0, with its name where there is room."""
-    for i, phase in enumerate(phases):
-        begin_s, seconds = phase.begin_s[0], phase.seconds[0]
-        if np.isnan(begin_s):
-            continue
-        axes.axvspan(begin_s, begin_s + seconds, color=SHADES[i % len(SHADES)], lw=0)
-        lines = phase.name, f"{seconds:.1f} s"
+    for name, begin_s, seconds, shade in phase_bands(phases):
+        axes.axvspan(begin_s, begin_s + seconds, color=shade, lw=0)
+        lines = name, f"{seconds:.1f} s"
         width_s = max(map(len, lines)) * CHARACTER_INCHES * end_s / (POWER_INCHES[0] - 1)
         if seconds > width_s:
             look: Any = {"ha": "center", "va": "bottom", "fontsize": 7.5}

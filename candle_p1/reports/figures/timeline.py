@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from candle_p1.reports.drawing import (
     SHADES,
     TITLE_CHARACTERS,
     legend_below,
+    look_of,
     new_figure,
 )
 from candle_p1.reports.frame import MissingDataError, PhaseSpan, Run
@@ -35,24 +36,14 @@ STAGES = {NEGOTIATE: "negotiation", TRANSFER: "transfer by"}
 COLORS = {"broadcast": VERMILION, "allreduce": BLUE}
 WAITING, TRANSFERRING = "waiting for the slowest loader", "broadcast of the weights"
 LOOKS: dict[str, Any] = {
-    WAITING: {"color": "#E69F00", "hatch": "..", "edgecolor": "white", "linewidth": 0.5},
+    WAITING: look_of("wait"),
     TRANSFERRING: {"color": PURPLE, "linewidth": 1.0, "edgecolor": PURPLE},
 }
-BANDS: Any = tuple({"color": color, "edgecolor": "0.6", "linewidth": 0.5} for color in SHADES)
+BAND: Any = {"edgecolor": "0.6", "linewidth": 0.5}
 HEIGHT = 0.8
 LIGHT: Any = {"alpha": 0.35, "lw": 0.8}
 """The line makes visible what is shorter than a pixel."""
 
-CAPTION = (
-    "One traced run of each series. Horovod writes its timeline on rank 0: a negotiation lasts"
-    " from the first rank that is ready to the last, then follows the operation, within which a"
-    " library transfers. A row is light where an activity takes place at all, and dark to the"
-    " height of its share of the time. The broadcast overhead is counted as in the paper, from"
-    " the first rank that is ready to the end of the broadcast. Ranks meet before Horovod's"
-    " negotiation, so nearly all of the waiting is from the record; in between, the framework"
-    " prepares the broadcast, which does not count. Tracing slows runs down: no other number"
-    " of this report is from traced runs."
-)
 STEP = 0.05
 """Shares are rounded to multiples of this, of which none is visible."""
 
@@ -125,6 +116,13 @@ def timeline_figure(runs: Sequence[TracedRun]) -> Figure:
     return figure
 
 
+def phase_bands(phases: Sequence[PhaseSpan]) -> Iterator[tuple[str, float, float, str]]:
+    """Yields name, begin and seconds of each phase of rank 0 whose begin is known, and a shade."""
+    for i, phase in enumerate(phases):
+        if not np.isnan(phase.begin_s[0]):
+            yield phase.name, phase.begin_s[0], phase.seconds[0], SHADES[i % len(SHADES)]
+
+
 def _order(row: Activity) -> tuple[bool, int, int, str]:
     """Sort key: the broadcast first, then the allreduce; negotiation before operation."""
     operations = ["broadcast", *OPERATIONS.values()]
@@ -141,14 +139,11 @@ def _label(row: Activity) -> str:
 
 
 def _draw_phases(axes: Axes, phases: Sequence[PhaseSpan], end_s: float) -> None:
-    for i, phase in enumerate(phases):
-        begin_s, seconds = phase.begin_s[0], phase.seconds[0]
-        if np.isnan(begin_s):
-            continue
-        axes.barh(0, seconds, left=begin_s, height=HEIGHT, **BANDS[i % len(BANDS)])
-        if _width_s(phase.name, end_s) < seconds:
+    for name, begin_s, seconds, shade in phase_bands(phases):
+        axes.barh(0, seconds, left=begin_s, height=HEIGHT, color=shade, **BAND)
+        if _width_s(name, end_s) < seconds:
             place = begin_s + seconds / 2, 0
-            axes.text(*place, phase.name, ha="center", va="center_baseline", fontsize=7)
+            axes.text(*place, name, ha="center", va="center_baseline", fontsize=7)
 
 
 def _draw_overhead(axes: Axes, each: TracedRun, end_s: float) -> None:
@@ -158,7 +153,7 @@ def _draw_overhead(axes: Axes, each: TracedRun, end_s: float) -> None:
         return
     whole = broadcast.after(each.run["broadcast_wait_s"] or 0.0)
     phase = (each.run.record.phases or {}).get("broadcast")
-    wait = (phase.parts or {}).get("wait") if phase else None
+    wait = (phase.regions or {}).get("wait") if phase else None
     first_s = each.zero_s + broadcast.begin_s
     last_s = first_s + broadcast.overhead_s
     spans = [
@@ -175,15 +170,9 @@ def _draw_overhead(axes: Axes, each: TracedRun, end_s: float) -> None:
         f" {number(whole.broadcast_s)} s broadcasting"
     )
     is_left = last_s + _width_s(text, end_s) > end_s and first_s > end_s - last_s
-    axes.annotate(
-        text,
-        (first_s if is_left else last_s, 1),
-        xytext=(-4 if is_left else 4, 0),
-        textcoords="offset points",
-        ha="right" if is_left else "left",
-        va="center_baseline",
-        fontsize=7.5,
-    )
+    place, offset, align = (first_s, -4, "right") if is_left else (last_s, 4, "left")
+    look: Any = {"textcoords": "offset points", "va": "center_baseline", "fontsize": 7.5}
+    axes.annotate(text, (place, 1), (offset, 0), ha=align, **look)
 
 
 def _width_s(text: str, end_s: float) -> float:
@@ -199,10 +188,6 @@ def _draw_row(axes: Axes, i: int, union: CoverageUnion, zero_s: float, color: st
     heights = np.round(shares / STEP) * STEP * HEIGHT
     edges = np.flatnonzero(np.diff(heights, prepend=0, append=0))
     if len(edges):
-        axes.stairs(
-            i + HEIGHT / 2 - heights[edges[:-1]],
-            zero_s + edges * piece_s,
-            baseline=i + HEIGHT / 2,
-            fill=True,
-            color=color,
-        )
+        base = i + HEIGHT / 2
+        tops, times_s = base - heights[edges[:-1]], zero_s + edges * piece_s
+        axes.stairs(tops, times_s, baseline=base, fill=True, color=color)

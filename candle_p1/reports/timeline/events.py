@@ -51,18 +51,8 @@ MAX_US = 2**62
 ORIGIN_KEY = "start_time_since_epoch_in_micros"
 GZIP_MAGIC = b"\x1f\x8b"
 
-OPERATIONS = {
-    name: name.lower()
-    for name in (
-        "ALLREDUCE",
-        "ALLGATHER",
-        "BROADCAST",
-        "ALLTOALL",
-        "REDUCESCATTER",
-        "JOIN",
-        "BARRIER",
-    )
-} | {"ADASUM": "allreduce"}
+_NAMES = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "join", "barrier")
+OPERATIONS = {name.upper(): name for name in _NAMES} | {"ADASUM": "allreduce"}
 LIBRARIES = ("NCCL", "MPI", "GLOO", "CCL", "DDL")
 LIBRARY_OPERATIONS = OPERATIONS | {"BCAST": "broadcast", "REDUCE": "reduce"}
 """By the last word of the name: NCCL_BCAST, MPI_CROSS_ALLGATHER."""

@@ -32,7 +32,7 @@ from candle_p1.reports.timeline.steps import (
 )
 
 GRADIENT = r"(^|/)gradient\.\d+\."
-"""How `candle_p1.distributed.horovod` names gradients."""
+"""How `candle_p1.distributed.optimizer` names gradients."""
 
 RANK = re.compile(r"[0-9]{1,9}")
 MAX_UNFINISHED = 100
@@ -53,7 +53,7 @@ class TimelineSummary:
             (`union_s`), their number, one for each tensor (`num`), `first_s` and `last_s`.
         libraries: The same for the transfers of each communication library.
         activities: The same by the names in the file, with kind, operation and library.
-        messages: By the activity of a library: its messages, by size.
+        messages: By the activity of a library: number and bytes of its messages.
         tensors: In the order of appearance: totals over a tensor's operations. A tensor in a fused
             message counts the message's whole time, so these must not be added up over tensors.
         num_steps: Rounds of allreduces of the gradients, see `steps.Steps`.
@@ -135,37 +135,20 @@ class _Messages:
     """Those of one activity of a library; where two overlap, their time is counted once."""
 
     def __init__(self) -> None:
-        self.total = Counter(num=0, num_tensors=0, bytes=0, num_unsized=0)
-        self.sizes: dict[int, Counter[str]] = defaultdict(Counter)  # by the floor of log2
-        self.us = self.end_us = 0
+        self._total = Counter(num=0, num_tensors=0, bytes=0, num_unsized=0)
+        self._us = self._end_us = 0
 
     def add(self, message: _Message) -> None:
         end_us = message.end_us or message.begin_us
-        us = max(end_us - max(message.begin_us, self.end_us), 0)
-        self.end_us = max(self.end_us, end_us)
-        self.us += us
-        self.total.update(num=1, num_tensors=message.num_tensors)
+        self._us += max(end_us - max(message.begin_us, self._end_us), 0)
+        self._end_us = max(self._end_us, end_us)
         known = [size for size in message.sizes if size is not None]
-        if len(known) == message.num_tensors:
-            num_bytes = sum(known)
-            self.total["bytes"] += num_bytes
-            self.sizes[max(num_bytes.bit_length() - 1, 0)].update(num=1, bytes=num_bytes, us=us)
-        else:
-            self.total["num_unsized"] += 1
+        is_sized = len(known) == message.num_tensors
+        size = {"bytes": sum(known)} if is_sized else {"num_unsized": 1}
+        self._total.update({"num": 1, "num_tensors": message.num_tensors} | size)
 
     def to_dict(self) -> dict[str, Any]:
-        sizes = [
-            {
-                "from_bytes": 2**power,
-                "below_bytes": 2 ** (power + 1),
-                "num": found["num"],
-                "bytes": found["bytes"],
-                "duration_s": found["us"] / US_PER_S,
-                "bytes_per_s": found["bytes"] * US_PER_S / found["us"] if found["us"] else None,
-            }
-            for power, found in sorted(self.sizes.items())
-        ]
-        return {**self.total, "duration_s": self.us / US_PER_S, "sizes": sizes}
+        return {**self._total, "duration_s": self._us / US_PER_S}
 
 
 @dataclass

@@ -15,7 +15,7 @@ def toy_record(params, *args, **kwargs):
 
 def _sections(params, num_ranks=1, status="ok", total_s=10.0, train_s=8.0, settings=None):
     record = {
-        "schema_version": 2,
+        "schema_version": 3,
         "status": status,
         "benchmark": "toy",
         "started": "2019-08-05T00:00:00+00:00",
@@ -55,7 +55,7 @@ def _sections(params, num_ranks=1, status="ok", total_s=10.0, train_s=8.0, setti
         "total_s": total_s,
         "training": {"epochs": []},
         "efficiency": {"kind": "absent", "reason": "planted"},
-        "communication": {"logged": False},
+        "communication": {},
         "quality": {"accuracy": {"value": 0.75, "naive": 0.5}},
         "energy": {"kind": "absent", "reason": "planted"},
         "environment": {

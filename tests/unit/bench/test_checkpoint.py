@@ -4,11 +4,10 @@ import math
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import brentq
 
-from candle_p1 import cli
 from candle_p1.bench.checkpoint import (
     Checkpoint,
     daly_interval_s,
@@ -16,7 +15,6 @@ from candle_p1.bench.checkpoint import (
     young_interval_s,
 )
 from candle_p1.bench.checkpoint_task import BACKUP, OURS, VARIANTS
-from candle_p1.records.tables import as_cells
 
 ALONE_S = [0.5, 0.7]
 FIRST = {"wait_s": 9.0, "safe_s": 9.0, "plain_s": 1.0, "alone_s": ALONE_S, "beside_s": []}
@@ -41,7 +39,7 @@ def outcome_of(task, num_ranks, ours=SAVES):
 
 
 @pytest.fixture
-def saved(compare, tmp_path):
+def saved(compare, printed, tmp_path):
     """Compares with jobs whose outcomes a function (task, num_ranks) returns."""
 
     def saved(measure=outcome_of, **conditions):
@@ -56,76 +54,53 @@ def saved(compare, tmp_path):
         comparison = Checkpoint(benchmark="nt3", directory=str(directory), **conditions)
         report = compare(comparison, run)
         assert list(directory.iterdir()) == []
-        shown = [
-            part if isinstance(part, str) else as_cells(part) for part in comparison.render(report)
-        ]
-        return report, tasks, str(shown)
+        return report, tasks, printed(comparison.render(report))
 
     return saved
 
 
-def test_variants_are_measured_in_turn_after_their_memory(saved):
-    _, tasks, _ = saved(num_rounds=2)
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_variants_are_compared_in_turn_after_their_memory(saved, num_ranks):
+    report, tasks, shown = saved(num_rounds=2, num_ranks=num_ranks)
     assert [task.variant for task in tasks] == [*VARIANTS, *VARIANTS, *VARIANTS[::-1]]
     assert [task.samples_memory for task in tasks] == [True] * 4 + [False] * 8
     assert len({task.directory for task in tasks}) == len(tasks)
-
-
-def test_saves_are_compared_with_the_plain_write_before_each_of_them(saved):
-    report, _, shown = saved(num_rounds=3)
+    # Saves, with the plain write before each of them.
     ours = report["results"][0]
-    assert (ours["repeats_s"], ours["first_s"]) == ([0.5] * 6, [9.0] * 3)
-    assert report["plain_write"]["repeats_s"] == [1.6] * 24
-    assert ours["safe"]["median_s"] == 3.0
-    assert ours["bytes_per_s"] == pytest.approx(1e9 / 3)
+    assert (ours["repeats_s"], ours["first_s"]) == ([0.5] * 4, [9.0] * 2)
+    assert report["plain_write"]["repeats_s"] == [1.6] * 16
+    assert (ours["safe"]["median_s"], ours["bytes_per_s"]) == pytest.approx((3.0, 1e9 / 3))
     assert sorted(ours["range_relative_rate"]) == pytest.approx([0.4, 0.8])
     assert ours["relative_rate"] == pytest.approx(0.6)
-    assert ours["ci95_relative_rate"] is not None
     assert report["wait_ratio"]["value"] == pytest.approx(0.5 / 3, rel=0.5)
-    assert all(text in shown for text in ("--ckpt_every_s 415", *VARIANTS))
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_memory_is_what_saving_adds_to_the_peak_of_training(saved, num_ranks):
-    report, *_ = saved(num_rounds=1, num_ranks=num_ranks)
+    # Memory is what saving adds to the peak of training.
     copies = {result["variant"]: result["peak_copies"] for result in report["results"]}
     assert (copies[OURS], copies[BACKUP]) == pytest.approx((1, 2))
-    prepare_s = 19.0 + num_ranks
-    expected = {"prepare_s": prepare_s, "restore_s": 1.5, "total_s": prepare_s + 1.5}
-    assert report["restart"] == expected
+    prepare_s = 19.0 + num_ranks  # of the slowest rank
+    assert report["restart"]["total_s"] == prepare_s + report["restart"]["restore_s"]
+    assert all(text in shown for text in ("--ckpt_every_s ", *VARIANTS))
 
 
 def test_the_cost_of_a_checkpoint_includes_what_the_steps_beside_it_lose(saved):
     report, *_ = saved(num_rounds=3, mtbf_hours=24.0)
     ours, waiting = report["results"][:2]
     assert ours["delay"]["median_s"] == pytest.approx(0.5 + 0.2 + 0.3)
-    assert ours["step_slowdown"] == pytest.approx(0.85 / 0.6)
-    assert ours["num_steps_beside"] == 12
-    assert waiting["variant"] == "candle_p1, waiting"
+    assert (ours["step_slowdown"], ours["num_steps_beside"]) == (pytest.approx(0.85 / 0.6), 12)
     assert waiting["step_slowdown"] is None
-    advice = report["advice"]
-    assert advice["cost_s"] == pytest.approx(1.0)
-    young, daly = advice["intervals"]
+    assert report["advice"]["cost_s"] == pytest.approx(1.0)
+    young, daly = report["advice"]["intervals"]
     assert young["interval_s"] == pytest.approx(young_interval_s(1.0, 86_400))
-    assert daly["interval_s"] == pytest.approx(daly_interval_s(1.0, 86_400))
-    assert daly["steps"] == pytest.approx(daly["interval_s"] / 0.6)
-    assert daly["epochs"] == pytest.approx(daly["steps"] / 10)
+    interval_s = daly_interval_s(1.0, 86_400)
+    found = [daly[name] for name in ("interval_s", "steps", "epochs")]
+    assert found == pytest.approx([interval_s, interval_s / 0.6, interval_s / 0.6 / 10])
 
 
 def test_noise_makes_no_checkpoint_free_and_no_time_infinite(saved):
     fast = [FIRST, *[SAVE | {"beside_s": [0.1, 0.1]}] * 2]
     hopeless = {"num_rounds": 1, "mtbf_hours": 0.01 / 3600}
     report, _, shown = saved(lambda task, num: outcome_of(task, num, fast), **hopeless)
-    assert report["advice"]["cost_s"] == 0.5
+    assert (report["advice"]["cost_s"], "unlimited" in shown) == (0.5, True)
     assert report["advice"]["intervals"][1]["expected_extra"] is None
-    assert "unlimited" in shown
-
-
-@pytest.mark.parametrize("hours", ["0", "nan"])
-def test_a_mean_time_that_is_no_time_is_refused(hours):
-    result = CliRunner().invoke(cli.cli, ["bench", "checkpoint", "nt3", "--mtbf", hours])
-    assert result.exit_code
-    assert "--mtbf" in (result.output + str(result.exception))
 
 
 costs_s = st.floats(1e-3, 1e4)
@@ -135,20 +110,7 @@ restarts_s = st.floats(0.0, 1e3)
 
 def best_interval_s(cost_s, mtbf_s):
     """Returns where `expected_ratio` is smallest: (1 - x) exp(x) = exp(-C / M) with x = T / M."""
-    low, high = 0.0, 1.0
-    for _ in range(100):
-        x = (low + high) / 2
-        if (1 - x) * math.exp(x) > math.exp(-cost_s / mtbf_s):
-            low = x
-        else:
-            high = x
-    return mtbf_s * high
-
-
-def test_youngs_interval_is_the_published_formula():
-    # A checkpoint of a minute and a failure a day: sqrt(2 * 60 * 86400).
-    assert young_interval_s(60, 86_400) == pytest.approx(3219.94, abs=0.01)
-    assert daly_interval_s(2.0, 1.0) == 1.0
+    return mtbf_s * brentq(lambda x: (1 - x) * math.exp(x) - math.exp(-cost_s / mtbf_s), 0, 1)
 
 
 @given(costs_s, means_s, restarts_s)
@@ -165,7 +127,10 @@ def test_no_interval_costs_less_than_the_best_one(cost_s, mtbf_s, restart_s):
             assert daly <= best * 1.001
 
 
-def test_a_restart_is_a_cost_of_every_failure_and_no_ratio_overflows():
+def test_formulas_as_published():
+    # A checkpoint of a minute and a failure a day: sqrt(2 * 60 * 86400).
+    assert young_interval_s(60, 86_400) == pytest.approx(3219.94, abs=0.01)
+    assert daly_interval_s(2.0, 1.0) == 1.0
     ratios = [expected_ratio(600, 2, 86_400, restart_s) for restart_s in (0, 60)]
     assert ratios[0] == pytest.approx(1 + 2 / 600 + 300 / 86_400, rel=1e-3)  # to first order
     assert ratios[1] / ratios[0] == pytest.approx(math.exp(60 / 86_400))

@@ -1,20 +1,18 @@
 from __future__ import annotations
 
+import errno
 import mmap
+import os
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from candle_p1.bench import node_state
 from candle_p1.bench.load import _bytes_read
-from candle_p1.bench.node_state import (
-    MemorySampler,
-    peak_of_sum_bytes,
-    prepare_files,
-    resident_share,
-)
-from candle_p1.errors import DataError, SetupError
+from candle_p1.bench.node_state import MemorySampler, prepare_files, resident_share
+from candle_p1.errors import SetupError
 
 MIB = 2**20
 SAMPLES = st.dictionaries(st.floats(0, 100), st.integers(0, 10**12), min_size=1, max_size=20).map(
@@ -25,8 +23,8 @@ SAMPLES = st.dictionaries(st.floats(0, 100), st.integers(0, 10**12), min_size=1,
 @given(st.lists(SAMPLES, min_size=1, max_size=4))
 def test_the_peak_of_the_sum_lies_between_the_largest_peak_and_their_sum(samples_of_ranks):
     peaks = [max(num_bytes for _, num_bytes in samples) for samples in samples_of_ranks]
-    assert max(peaks) <= peak_of_sum_bytes(samples_of_ranks) <= sum(peaks)
-    assert peak_of_sum_bytes(samples_of_ranks[:1] * 3) == 3 * peaks[0]
+    assert max(peaks) <= node_state.peak_of_sum_bytes(samples_of_ranks) <= sum(peaks)
+    assert node_state.peak_of_sum_bytes(samples_of_ranks[:1] * 3) == 3 * peaks[0]
 
 
 def test_the_sampler_counts_allocated_memory_and_not_mapped_files(tmp_path):
@@ -71,5 +69,15 @@ def test_a_file_that_has_been_read_is_in_the_file_cache(tmp_path):
         assert sum(mapped[::4096]) == 0  # mapped pages are not dropped
         with pytest.raises(SetupError, match="100%"):
             prepare_files("cold", [file])
-    with pytest.raises(DataError, match=r"train.csv: .*No such file"):
+    with pytest.raises(FileNotFoundError, match=r"train.csv"):
         prepare_files("warm", [tmp_path / "train.csv"])
+
+
+def test_an_error_of_the_disk_names_the_file(tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    (tmp_path / "train.csv").touch()
+    monkeypatch.setattr(node_state.os, "fsync", fail)
+    with pytest.raises(OSError, match=r"train\.csv"):
+        prepare_files("cold", [tmp_path / "train.csv"])

@@ -9,6 +9,7 @@ from rich.table import Table
 from candle_p1.bench import read
 from candle_p1.bench.read import Read, part_of, slow_source
 from candle_p1.data.cooperative import read_together
+from candle_p1.data.loading import Loading
 from candle_p1.data.reader import FileSet
 from candle_p1.data.table import CsvLayout
 from candle_p1.errors import DataError, ParameterError
@@ -38,20 +39,14 @@ def test_times_are_compared_with_those_of_the_first_number_of_ranks(compare):
     assert (one["median_s"], one["ratio"], one["mean_ranks"]) == (2, 1, 1)
     assert (two["median_s"], two["ratio"], two["repeats"]) == (1, 0.5, 2)
     assert two["mean_ranks"] == pytest.approx(1.8)
-    assert two["per_rank"]["train"] == {
-        "begin_s": [0, 0.1],
-        "end_s": [0.9, 1],
-        "busy_s": [0.9, 0.9],
-        "num_bytes": [5, 5],
-    }
+    of_ranks = {"begin_s": [0, 0.1], "end_s": [0.9, 1], "busy_s": [0.9, 0.9], "num_bytes": [5, 5]}
+    assert two["per_rank"]["train"] == of_ranks
     assert two["reading"]["train"]["union_s"] == pytest.approx(1)
-    assert [list(each.columns[0].cells) for each in tables(ours, report)] == [
-        ["1", "2"],
-        ["0", "1"],
-    ]
+    cells = [list(each.columns[0].cells) for each in tables(ours, report)]
+    assert cells == [["1", "2"], ["0", "1"]]
 
 
-def test_ranks_that_share_nothing_are_compared_with_the_same_time(compare, monkeypatch):
+def test_ranks_that_share_nothing_are_compared_with_the_same_time(compare):
     def measure(task, num_ranks):
         reads = [[(0, 1, 5)], *[[]] * (num_ranks - 1)]
         return [outcome(33 - num_ranks - task.independent, each) for each in reads]
@@ -82,7 +77,7 @@ def test_the_parts_of_a_file_have_all_lines_once_after_the_first(
     lines = ["name,number", "a,1", "bcdefghijklmnop,2", "", "q,3", "r,4"]
     (tmp_path / "train.csv").write_text("\n".join(lines) + ends)
     (tmp_path / "small.csv").write_text("x,1\n")
-    files = FileSet.of({name: tmp_path / f"{name}.csv" for name in ("train", "small")})
+    files = FileSet.at({name: tmp_path / f"{name}.csv" for name in ("train", "small")})
     found = []
     for rank in range(num_ranks):
         parts = part_of(files, tmp_path, SimpleNamespace(rank=rank, size=num_ranks))
@@ -99,8 +94,7 @@ def test_every_block_is_delayed_once_however_many_threads_read_it(tmp_path, monk
     path, slept = tmp_path / "table.csv", []
     path.write_text("1,2\n" * 100)
     monkeypatch.setattr("time.sleep", slept.append)
-    table = read_together(
-        path, CsvLayout(), num_threads=2, block_bytes=100, open_source=slow_source(0.5)
-    )
+    slow = {"open_source": slow_source(0.5)}
+    table = read_together(path, CsvLayout(), Loading(num_threads=2, block_bytes=100, **slow))
     assert table.values.tolist() == [[1, 2]] * 100
     assert slept == [0.5] * 2 * 4  # both threads of a block wait at the same time

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from candle_p1.bench import step
-from candle_p1.bench.other_environment import OtherEnvironment
 from candle_p1.bench.step import Step, difference
 from candle_p1.bench.step_task import StepTask
-from candle_p1.benchmark import find_benchmark
+from candle_p1.bench.task import BenchTask, OtherEnvironment, run
 from candle_p1.distributed.backend import choose_backend
 from candle_p1.errors import CandleError, ParameterError
 
+PLAIN = ("plain Keras", "plain", "arrays")
 NAMES = ("flops", "used_flops", "matmul_flops_per_s", "gemm_s", "optimizer_bytes", "optimizer_s")
 ROOFLINE = dict.fromkeys((*NAMES, "copy_bytes_per_s"), 1e9) | {"total_s": 0.12}
 OUTCOME = {
@@ -23,23 +23,22 @@ OUTCOME = {
     "values": {"kernel": [3.0, 4.0, 0.0], "bias": [0.0, 0.02]},
     **{"batch_size": 20, "threads": 2, "device": "cpu", "backend": "tensorflow 2.18.1"},
     **{"has_fast_kernels": True, "flops": 6e9, "state_bytes": 5_000_000},
-    **{"matrix_bytes": 7_000_000, "roofline": ROOFLINE, "predictions": {}},
+    **{"matrix_bytes": 7_000_000, "roofline": ROOFLINE},
     "memory": [(0.0, 100), (1.0, 900)],
 }
 
 
 @pytest.fixture
 def steps(compare):
-    """Compares by outcomes that (task, num_ranks) -> list returns.
-
-    Returns the report, the tasks, and the lines and tables that show it.
-    """
+    """Returns the report, the tasks, and the lines and tables that show it."""
 
     def steps(measure, benchmark="nt3", other=None, **conditions):
         tasks = []
         ours = Step(benchmark=benchmark, num_steps=3, **conditions)
         ours.other = other
-        report = compare(ours, lambda task, num: tasks.append(task) or measure(task, num))
+        report = compare(
+            ours, lambda task, num: tasks.append(task) or measure(task, num), there=on_jax
+        )
         shown = list(ours.render(report))
         lines = "\n".join(part for part in shown if isinstance(part, str))
         return report, tasks, lines, [part for part in shown if not isinstance(part, str)]
@@ -56,10 +55,10 @@ def slower(task, num_ranks, times=2.0):
 def test_plain_keras_is_measured_in_turn_with_ours(steps):
     report, tasks, lines, tables = steps(slower, num_rounds=2)
     assert [task.kernels for task in tasks] == ["fast", "plain", "plain", "fast"]
-    assert [task.measures_machine for task in tasks] == [True, True, False, False]
+    assert [task.measures_memory for task in tasks] == [True, True, False, False]
+    assert [task.measures_bound for task in tasks] == [True, False, False, False]
     ours, plain = report["results"]
-    assert (ours["variant"], plain["variant"]) == ("candle_p1", "plain Keras")
-    assert (plain["kernels"], plain["inputs"]) == ("plain", "arrays")
+    assert (plain["variant"], plain["kernels"], plain["inputs"]) == PLAIN
     assert (ours["median_s"], ours["repeats"], ours["peak_bytes"]) == (0.2, 6, 900)
     assert ours["speedup"] == {"plain Keras": pytest.approx(2.0)}
     assert (ours["samples_per_s"], ours["flops_per_s"]) == pytest.approx((100, 30e9))
@@ -67,9 +66,7 @@ def test_plain_keras_is_measured_in_turn_with_ours(steps):
     heads = [table.columns[0].header for table in tables]
     assert list(tables[heads.index("roofline bound\nof a rank")].columns[1].cells) == ["120"]
     assert "weight" not in heads
-
-
-def test_other_samples_of_a_benchmark_are_compared(steps):
+    # P1B3's samples can also be arrays, and merged.
     _, tasks, _, tables = steps(slower, "p1b3", num_rounds=1, by_weight=True)
     assert [task.inputs for task in tasks] == ["samples", "arrays", "merged"]
     found = [table for table in tables if table.columns[0].header == "weight"]
@@ -84,11 +81,10 @@ def test_several_ranks_are_compared_with_one_process_and_with_no_allreduce(steps
 
     report, tasks, *_ = steps(measure, num_ranks=2, num_rounds=1)
     assert [task.averages_gradients for task in tasks] == [True, False, True]
-    assert [result["num_ranks"] for result in report["results"]] == [2, 2, 1]
-    assert report["communication"]["exposed_s"] == pytest.approx(0.1)
-    assert report["communication"]["share"] == pytest.approx(0.25)
-    ours = report["results"][0]
-    assert ours["speedup"]["one process"] == pytest.approx((40 / 0.4) / (20 / 0.25))
+    found = report["results"]
+    assert [result["num_ranks"] for result in found] == [2, 2, 1]
+    assert report["communication"] == pytest.approx({"exposed_s": 0.1, "share": 0.25})
+    assert found[0]["speedup"]["one process"] == pytest.approx((40 / 0.4) / (20 / 0.25))
 
 
 @pytest.mark.parametrize(
@@ -119,9 +115,9 @@ def test_differences_are_relative_and_listed_by_weight():
     kernel, bias = found["weights"]
     assert (found["loss"], found["update"]) == pytest.approx((0.001, 1.0))
     assert (kernel["weight"], kernel["num_compared"]) == ("kernel", 3)
-    assert (kernel["update"], kernel["largest_update"]) == (0, 0)
-    assert kernel["value"] == pytest.approx(0.05 * np.sqrt(2) / 5)
-    assert kernel["largest_value"] == pytest.approx(0.05 / 5)
+    names = ("update", "largest_update", "value", "largest_value")
+    values = [kernel[name] for name in names]
+    assert values == pytest.approx([0, 0, 0.05 * np.sqrt(2) / 5, 0.05 / 5])
     assert (bias["update"], bias["value"]) == (pytest.approx(1.0), 0)
     longer = OUTCOME | {"steps_s": [0.1] * 4}
     assert all(each["value"] is None for each in difference(OUTCOME, longer)["weights"])
@@ -143,33 +139,18 @@ def test_keras_2_is_measured_in_turn(steps, flags, num_deterministic):
     assert ("without --dropout 0.1" in lines) == bool(num_deterministic)
 
 
-def test_a_job_of_keras_2_finds_it_and_can_be_without_randomness(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", "/mine")
-    flags = ["--cell_noise_sigma", "0.5"]
-    task = StepTask(benchmark="p1b3", flags=flags, keras2="/opt/keras2", is_random=False)
-    assert task.environment == {"PYTHONPATH": "/opt/keras2:/mine"}
-    benchmark = find_benchmark("p1b3")
-    random = replace(task, is_random=True).bind(benchmark)
-    assert benchmark.random_parameters(random) == ["dropout", "cell_noise_sigma"]
-    assert benchmark.random_parameters(task.bind(benchmark)) == []
-
-
 EXPOSED_S = 0.3
+
+
+def on_jax(task, num_ranks):
+    """Another environment, which is slower, and whose models begin with other random numbers."""
+    there = {"backend": "jax 0.10.2", "has_fast_kernels": False, "losses": [9.0, 8.0, 7.0]}
+    seconds = 0.6 + EXPOSED_S * task.averages_gradients
+    return [OUTCOME | there | {"steps_s": [seconds] * 3}] * num_ranks
 
 
 @pytest.fixture
 def jax(monkeypatch):
-    """Another environment, with JAX and without fast kernels, where all takes three times as long.
-
-    Its models begin with other random numbers.
-    """
-    there = {"backend": "jax 0.10.2", "has_fast_kernels": False, "losses": [9.0, 8.0, 7.0]}
-
-    def run(self, task, num_ranks, name):
-        seconds = 0.6 + EXPOSED_S * task.averages_gradients
-        return [OUTCOME | there | {"steps_s": [seconds] * 3}] * num_ranks
-
-    monkeypatch.setattr(OtherEnvironment, "run", run)
     monkeypatch.setattr(step, "choose_backend", lambda: "tensorflow")
     return OtherEnvironment("/opt/jax/bin/python", "jax")
 
@@ -187,14 +168,11 @@ def test_another_environment_is_measured_in_turn(steps, jax):
     assert report["other"]["communication"]["exposed_s"] == pytest.approx(EXPOSED_S)
     assert "jax 0.10.2, by /opt/jax/bin/python" in lines
     assert "exposed communication, jax: 300 ms" in lines
-
-
-def test_models_are_compared_within_an_environment_only(steps, jax):
+    # Models are compared within an environment only.
     report, _, lines, _ = steps(slower, num_rounds=1, other=jax)
     assert set(report["differences"]) == {"plain Keras", "plain Keras, jax"}
     assert "fast kernels are for TensorFlow on CPUs only" in lines
-    same = replace(jax, backend="tensorflow")
-    report, *_ = steps(slower, num_rounds=1, other=same)
+    report, *_ = steps(slower, num_rounds=1, other=replace(jax, backend="tensorflow"))
     assert report["results"][-1]["variant"] == "plain Keras, other tensorflow"
 
 
@@ -232,7 +210,11 @@ def test_an_interpreter_without_this_package_is_refused(tmp_path, program, messa
         OtherEnvironment.of(str(python))
 
 
-def test_an_error_of_another_environment_is_raised_here():
+def test_an_error_of_another_environment_is_raised_here(monkeypatch):
     assert OtherEnvironment.of(sys.executable).backend == choose_backend()
-    with pytest.raises(CandleError, match="'nt3'"):
-        OtherEnvironment(sys.executable, "jax").run(StepTask(benchmark="nt4"), 1, "nt4")
+    monkeypatch.setenv("KERAS_BACKEND", "theano")  # chosen here, and nothing to the other one
+    other = f"{sys.prefix}/bin/../bin/python"
+    with pytest.raises(CandleError, match="'nt4'"):
+        run(StepTask(benchmark="nt4"), 1, "other", other)
+    with pytest.raises(CandleError, match="theano"):
+        run(BenchTask(), 1, "here")

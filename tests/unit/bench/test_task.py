@@ -1,5 +1,3 @@
-"""What the ranks of measuring jobs share."""
-
 from __future__ import annotations
 
 import math
@@ -16,10 +14,8 @@ from tools.simulated import SimulatedJob
     ("num_ranks", "threads", "num", "cores"),
     [
         (1, 0, 4, [[0, 1, 2, 3]]),
-        (1, 1, 1, [[0]]),
         (2, 0, 2, [[0, 1], [2, 3]]),
         (2, 1, 1, [[0], [2]]),
-        (4, 1, 1, [[0], [1], [2], [3]]),
         (8, 1, 1, []),  # too many for the four cores: they are not bound
         (2, 4, 4, []),
     ],

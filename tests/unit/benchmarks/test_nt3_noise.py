@@ -18,40 +18,39 @@ def params_for(*flags):
 
 
 def samples():
+    """Gene 1 is 0.5 in the first half of the samples; all other values are 0."""
     x = np.zeros((NUM_SAMPLES, 3, 1), np.float32)
     x[: NUM_SAMPLES // 2, 1] = 0.5
     return Samples(x, np.eye(2, dtype=np.float32)[np.arange(NUM_SAMPLES) % 2])
 
 
-def test_a_fraction_of_the_labels_is_flipped():
-    noisy = samples()
-    count = noise.flip_labels(noisy, params_for("--label_noise", "0.25"))
+HALF = np.arange(NUM_SAMPLES) < NUM_SAMPLES // 2
+NONE, ALL = HALF & ~HALF, HALF | ~HALF
+GENES = "--label_noise 1 --noise_correlated True --feature_threshold"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (f"{GENES} 0.1 --feature_col 1", HALF),  # above the threshold of a gene
+        (f"{GENES} -0.1 --feature_col 0 2", NONE),  # twice, one gene after the other
+        (f"{GENES} -0.1 --feature_col 0 1 2", ALL),
+        ("--label_noise 1", ALL),
+        ("--label_noise 0.25", None),
+    ],
+)
+def test_labels_of_some_samples_are_flipped(flags, expected):
+    noisy, again = samples(), samples()
+    count = noise.flip_labels(noisy, params_for(*flags.split()))
     flipped = (noisy.y[:] != samples().y[:]).any(axis=1)
     assert flipped.sum() == count
-    assert count == pytest.approx(0.25 * NUM_SAMPLES, rel=0.15)
     np.testing.assert_array_equal(noisy.y[:].sum(axis=1), 1)
-    again = samples()
-    noise.flip_labels(again, params_for("--label_noise", "0.25"))
+    if expected is None:
+        assert count == pytest.approx(0.25 * NUM_SAMPLES, rel=0.15)
+    else:
+        np.testing.assert_array_equal(flipped, expected)
+    noise.flip_labels(again, params_for(*flags.split()))
     np.testing.assert_array_equal(again.y[:], noisy.y[:])
-
-
-def test_correlated_noise_flips_only_labels_above_the_threshold_of_a_gene():
-    noisy = samples()
-    flags = ["--noise_correlated", "True", "--feature_col", "1", "--feature_threshold", "0.1"]
-    noise.flip_labels(noisy, params_for("--label_noise", "1", *flags))
-    flipped = (noisy.y[:] != samples().y[:]).any(axis=1)
-    assert flipped[: NUM_SAMPLES // 2].all()
-    assert not flipped[NUM_SAMPLES // 2 :].any()
-
-
-def test_correlated_noise_goes_through_the_genes_one_after_the_other():
-    noisy = samples()  # gene 1 exceeds the threshold in the first half, gene 2 nowhere
-    flags = ["--noise_correlated", "True", "--feature_threshold", "-0.1", "--label_noise", "1"]
-    assert noise.flip_labels(noisy, params_for(*flags, "--feature_col", "0", "2")) == 0
-    np.testing.assert_array_equal(noisy.y[:], samples().y[:])
-    assert noise.flip_labels(noisy, params_for(*flags, "--feature_col", "0", "1", "2")) == len(
-        noisy.y[:]
-    )
 
 
 @pytest.mark.parametrize(
@@ -59,7 +58,6 @@ def test_correlated_noise_goes_through_the_genes_one_after_the_other():
     [
         ("--add_noise 1 --noise_correlated 1 --feature_col 0 3", r"feature_col 3 \(flag\): .* 2$"),
         ("--noise_column 1 --feature_col 3", r"feature_col 3 \(flag\): .* 2$"),
-        ("--noise_cluster 1 --sample_ids 0 --feature_col 3", r"feature_col 3 \(flag\): .* 2$"),
         ("--noise_cluster 1 --sample_ids 7 2000 --feature_col 0", r"sample_ids 2000 .* 1999$"),
         ("--noise_cluster 1 --feature_col 0", r"sample_ids None \(default\)"),
     ],
@@ -70,17 +68,22 @@ def test_genes_and_samples_that_do_not_exist_are_refused(flags, message):
 
 
 @pytest.mark.parametrize(
-    ("noise_type", "deviation"), [("gaussian", 0.2), ("uniform", 0.2 / 3**0.5)]
+    ("flags", "deviation", "changed"),
+    [
+        ("--noise_gaussian 1", 0.2, [0, 1, 2]),
+        ("--noise_column 1 --noise_type gaussian --feature_col 2 0", 0.2, [0, 2]),
+        ("--noise_column 1 --noise_type uniform --feature_col 2 0", 0.2 / 3**0.5, [0, 2]),
+    ],
 )
-def test_noise_on_columns_changes_these_genes_of_all_samples(noise_type, deviation):
+def test_noise_on_genes_changes_these_genes_of_all_samples(flags, deviation, changed):
     noisy = samples()
-    flags = ["--noise_column", "True", "--noise_type", noise_type, "--feature_col", "2", "0"]
-    noise.add_noise(noisy, params_for(*flags, "--std_dev", "0.2"))
+    noise.add_noise(noisy, params_for(*flags.split(), "--std_dev", "0.2"))
     added = (noisy.x[:] - samples().x[:])[:, :, 0]
-    assert not added[:, 1].any()
-    assert added[:, [0, 2]].std() == pytest.approx(deviation, rel=0.05)
+    assert np.flatnonzero(added.any(axis=0)).tolist() == changed
+    assert added[:, changed].std() == pytest.approx(deviation, rel=0.05)
+    assert abs(added.mean()) < 0.02
     assert abs(np.corrcoef(added[:, 0], added[:, 2])[0, 1]) < 0.1
-    assert (noise_type == "uniform") == (np.abs(added).max() <= 0.2)
+    assert ("uniform" in flags) == (np.abs(added).max() <= 0.2)
 
 
 def test_noise_on_a_cluster_changes_genes_of_a_fraction_of_the_listed_samples():
@@ -117,22 +120,9 @@ def test_the_kinds_of_noise_have_candles_precedence(flags, kind):
     noise.add_noise(noisy, params_for("--feature_col", "1", *flags.split()))
     labels = (noisy.y[:] != samples().y[:]).any()
     changed = (noisy.x[:] != samples().x[:])[:, :, 0]
-    found = {
-        (True, 0): "labels",
-        (False, 0): None,
-        (False, 1): "sample",
-        (False, NUM_SAMPLES): "column",
-        (False, 3 * NUM_SAMPLES): "all",
-    }
-    assert found[labels, changed.sum()] == kind
-
-
-def test_gaussian_noise_has_the_requested_deviation():
-    noisy = samples()
-    noise.add_gaussian_noise(noisy, params_for("--std_dev", "0.2"))
-    added = noisy.x[:] - samples().x[:]
-    assert added.std() == pytest.approx(0.2, rel=0.05)
-    assert abs(added.mean()) < 0.02
+    found = {0: None, 1: "sample", NUM_SAMPLES: "column", 3 * NUM_SAMPLES: "all"}
+    assert ("labels" if labels else found[changed.sum()]) == kind
+    assert not (labels and changed.any())
 
 
 def test_noise_affects_only_the_training_samples():

@@ -22,21 +22,16 @@ def load(small_data):
     def load(landmarks=None):
         params = p1b1.bind(p1b1.initialize_parameters(argv=["--use_landmark_genes", "True"]))
         paths = {role: directory / name for role, name in roles.items()}
-        reader = Reader(FileSet.of(paths | ({"landmarks": landmarks} if landmarks else {})))
+        reader = Reader(FileSet.at(paths | ({"landmarks": landmarks} if landmarks else {})))
         return p1b1.preprocess(p1b1.load_data(reader, params), params), paths
 
     return load
 
 
-def test_the_landmark_genes_of_our_own_file_are_used(load):
-    data, paths = load()
-    num_landmarks = len(paths["landmarks"].read_text().splitlines()) - 1
-    assert data.train.x_shape == (num_landmarks,)
-
-
 def test_the_landmark_genes_of_a_file_like_candles_are_used(load, tmp_path):
     """Its other columns are text, and some of it is missing."""
-    _, paths = load()
+    own, paths = load()
+    assert own.train.x_shape == (20,)
     genes = paths["train"].read_text().split("\n", 1)[0].split(",")[2:5]
     rows = [f"{gene}\tE{i}\tS{i}\t\tname, 5'-{i}\n" for i, gene in enumerate(genes)]
     rows.append("ENSG0.1\tE\tS\t1\tnot in the tables\n")
@@ -65,13 +60,10 @@ SPREAD = np.random.default_rng(0).normal(size=200)
     [
         ((SPREAD, SPREAD), False, [], False),
         ((SPREAD, 0 * SPREAD), False, [2], False),
-        ((0 * SPREAD, 0 * SPREAD), False, [1, 2], False),
         ((0 * SPREAD, 0 * SPREAD), False, [1, 2], True),
-        ((3 + 1e-8 * SPREAD,), False, [1], False),
         ((3 + 1e-8 * SPREAD,), False, [1], True),
         ((1e-3 * SPREAD, 1e-3 * SPREAD), False, [], False),
         ((SPREAD, 0.05 * SPREAD, SPREAD), True, [2], False),
-        ((0 * SPREAD, 0 * SPREAD, 0 * SPREAD), True, [1, 2, 3], False),
         ((0 * SPREAD, 0 * SPREAD, 0 * SPREAD), True, [1, 2, 3], True),
     ],
 )
@@ -90,21 +82,12 @@ def test_the_picture_warns_of_a_collapsed_latent_space(
         scatter(*args, **kwargs)
 
     monkeypatch.setattr(module, "scatter_by_class", record)
-    module.save_latent_space(
-        tmp_path,
-        latent,
-        np.arange(200) % 3,
-        ["A", "B", "C"],
-        title="latent",
-        use_tsne=use_tsne,
-        seed=1,
-        variational=variational,
-    )
+    options = {"title": "latent", "use_tsne": use_tsne, "seed": 1, "variational": variational}
+    module.save_latent_space(tmp_path, latent, np.arange(200) % 3, ["A", "B", "C"], **options)
     assert (tmp_path / "latent.png").read_bytes().startswith(b"\x89PNG")
     assert bool(drawn["warning"]) == bool(collapsed)
-    assert all(str(number) in drawn["warning"] for number in collapsed) or (
-        len(collapsed) == len(columns)
-    )
+    if len(collapsed) < len(columns):
+        assert all(str(number) in drawn["warning"] for number in collapsed)
 
 
 @pytest.mark.extended

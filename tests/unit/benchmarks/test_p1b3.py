@@ -127,10 +127,10 @@ def candles(directory, line_kinds, drug_kinds, num_columns=0, cell_split=0.15, s
             },
         ),
         pytest.param(
-            "--cell_features all --drug_features descriptors",
+            "--cell_features all --drug_features all",
             {
                 "line_kinds": ["expression", "mirna", "proteome"],
-                "drug_kinds": ["descriptors"],
+                "drug_kinds": ["descriptors", "latent"],
             },
             marks=pytest.mark.extended,
         ),
@@ -164,29 +164,6 @@ def test_rows_are_merged_as_by_pandas_1_5():
     # The results of pandas 1.5.3.
     assert rows.tolist() == [0, 3, 6, 1, 4, 7, 2, 5]
     assert tables.merge(drug, rows, ["z", "x", "y"]).tolist() == [0, 7, 5, 3, 2, 6, 1, 4]
-
-
-def test_test_drugs_are_not_used_for_training(prepared):
-    data = prepared()
-    seen = {*data.train.x.drug, *data.validation.x.drug}
-    assert not seen & set(data.test.x.drug)
-    assert set(data.test.x.line) <= set(data.train.x.line)
-
-
-def test_without_a_fraction_the_reserved_lines_are_used_for_testing(prepared):
-    data = prepared("--test_cell_split", "0")
-    assert not set(data.test.x.line) & {*data.train.x.line, *data.validation.x.line}
-
-
-def test_features_of_all_kinds_are_joined(prepared, directory):
-    data = prepared("--cell_features", "all", "--drug_features", "all")
-    expected = 1
-    for name in P1B3.recipe.roles.values():
-        if name.endswith(".tsv") or "latent" in name:
-            header = (directory / name).read_text().split("\n", 1)[0]
-            expected += len(header.replace("\t", ",").split(",")) - 1
-    assert data.train.x_shape == (expected,)
-    assert np.isfinite(data.train[:5][0]).all()
 
 
 def test_scaling_fitted_to_training_samples_ignores_the_test_drugs(prepared):
@@ -241,7 +218,7 @@ def test_names_that_do_not_match_are_told_or_refused(tmp_path, role, old, new, m
     paths = {each: tmp_path / each for each in FILES}
     for each, path in paths.items():
         path.write_text(re.sub(old, new, FILES[each]) if each == role else FILES[each])
-    reader, params = Reader(FileSet.of(paths)), P1B3.read_parameters([])
+    reader, params = Reader(FileSet.at(paths)), P1B3.read_parameters([])
     try:
         P1B3.preprocess(P1B3.load_data(reader, params), params)
         found = "\n".join(reader.warnings)
@@ -258,7 +235,7 @@ def test_missing_numbers_are_read_as_by_pandas_and_responses_without_growth_left
     responses = tmp_path / "response.csv"
     rows = ("1,A,-5,7", "1,A,-4.5,", "1,B,-4,NA", "2,B,,8", "2,C,-4,-9")
     responses.write_text("\n".join(["NSC,CELLNAME,LOG_CONCENTRATION,GROWTH", *rows]) + "\n")
-    reader = Reader(FileSet.of({"proteome": features, "response": responses}))
+    reader = Reader(FileSet.at({"proteome": features, "response": responses}))
     table = tables.Features.read(reader, "proteome")
     table.impute_and_scale("none", None)
     assert table.values.tolist() == [[3.5, 1], [3, 1], [4, 1]]

@@ -3,11 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from candle_p1.checkpoints.manifest import Position
+from candle_p1.checkpoints.checkpoint import Checkpoint
 from candle_p1.checkpoints.root import CheckpointRoot
-from candle_p1.checkpoints.source import ArrayInMemory
 from candle_p1.checkpoints.writer import CheckpointWriter
 from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.records.types import Position
+from tools.simulated import ArrayInMemory
 
 
 @pytest.fixture
@@ -30,7 +31,6 @@ def said():
 
 @pytest.fixture
 def root(tmp_path):
-    """The directory of the checkpoints."""
     return tmp_path / "ckpts"
 
 
@@ -71,3 +71,8 @@ def stored(make_writer, save, root):
         assert save(writer, epoch)
     writer.close()
     return CheckpointRoot(root)
+
+
+def latest(root):
+    """Returns the checkpoint that is linked as the latest."""
+    return Checkpoint(root / "latest")

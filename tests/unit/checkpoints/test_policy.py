@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
-from itertools import count
 
 import pytest
 from hypothesis import given
@@ -14,7 +12,6 @@ from hypothesis import strategies as st
 from candle_p1.benchmark import find_benchmark
 from candle_p1.checkpoints.best import Best, check_metric, is_rising
 from candle_p1.checkpoints.policy import SavePolicy, are_saved, keep_policy
-from candle_p1.checkpoints.root import StoredCheckpoint
 from candle_p1.errors import ParameterError
 
 NT3 = find_benchmark("nt3")
@@ -28,9 +25,6 @@ def saved(policy, losses):
     """Returns the epochs that a policy saves, and those that it calls the best so far."""
     ends = {i: policy.after_epoch(i, {"val_loss": loss}) for i, loss in enumerate(losses, start=1)}
     return [i for i in ends if ends[i].save], [i for i in ends if ends[i].best]
-
-
-# --- saving -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -99,9 +93,6 @@ def test_another_metric_begins_anew_after_a_restart():
     assert not policy.after_epoch(2, {"val_loss": 0.2}).best
 
 
-# --- the best epoch ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "rises"),
     [
@@ -122,9 +113,9 @@ def test_the_direction_of_a_metric_is_known_by_its_name(name, rises):
 def test_every_metric_of_keras_with_a_direction_is_known():
     keras = pytest.importorskip("keras")
     known = {
-        name: obj
-        for name, obj in vars(keras.metrics).items()
-        if isinstance(obj, type) and issubclass(obj, keras.metrics.Metric)
+        name: kind
+        for name, kind in vars(keras.metrics).items()
+        if isinstance(kind, type) and issubclass(kind, keras.metrics.Metric)
     }
     arguments = {
         "MeanIoU": {"num_classes": 2},
@@ -159,9 +150,6 @@ def test_a_metric_that_a_run_does_not_have_is_refused():
     check_metric("val_acc", ["val_accuracy"], "metric")
 
 
-# --- parameters together ----------------------------------------------------------------------
-
-
 def test_what_means_nothing_without_checkpoints_is_said():
     flags = ["--ckpt_keep_limit", "3", "--ckpt_required", "True", "--ckpt_checksum", "True"]
     params = NT3.read_parameters(flags)
@@ -187,73 +175,37 @@ def test_leaving_out_the_optimizer_causes_a_warning():
     assert "ckpt_save_weights_only (flag)" in warning
 
 
-# --- keeping ----------------------------------------------------------------------------------
-
-
-def stored(number, *, best=False):
-    return StoredCheckpoint(f"epoch-{number:04d}-step-000000", number, best=best)
-
-
-def history(mode, limit, best_numbers=()):
-    """Yields what is left after each save: numbers, oldest first."""
+def kept_after(num_saves, mode, limit):
+    """Returns which of a run's checkpoints are left after so many saves."""
     keep, left = keep_policy(mode, limit), set()
-    for number in count(1):
-        is_best = number in best_numbers
-        if is_best:
-            left = {replace(each, best=False) for each in left}
-        left = keep(left | {stored(number, best=is_best)})
-        yield sorted(each.number for each in left)
+    for number in range(1, num_saves + 1):
+        left = keep(left | {number})
+    return sorted(left)
 
 
-def after(num_saves, mode, limit=10**6, best_numbers=()):
-    left = history(mode, limit, best_numbers)
-    return [next(left) for _ in range(num_saves)][-1]
-
-
-def test_linear_keeps_the_newest():
-    assert after(9, "linear") == list(range(1, 10))
-    assert after(9, "linear", 3) == [7, 8, 9]
-    assert after(9, "linear", 1) == [9]
-    assert after(9, "linear", 2, best_numbers={3, 5}) == [5, 8, 9]
-
-
-def test_by_default_two_checkpoints_and_the_best_are_kept():
-    limit = NT3.read_parameters([])["ckpt_keep_limit"]
-    assert after(12, "linear", limit, best_numbers=(1, 3)) == [3, 11, 12]
-    assert after(16, "exponential", limit) == after(16, "exponential")
-
-
-def test_exponential_keeps_fewer_the_older_they_are():
-    assert after(16, "exponential") == [8, 12, 14, 15, 16]
-    assert after(13, "exponential") == [8, 10, 12, 13]
-    assert after(16, "exponential", 3) == [14, 15, 16]
-    assert after(16, "exponential", best_numbers={3}) == [3, 8, 12, 14, 15, 16]
-    assert keep_policy("exponential", 3)([]) == set()
+@pytest.mark.parametrize(
+    ("num_saves", "mode", "limit", "kept"),
+    [
+        (0, "linear", 2, []),
+        (0, "exponential", None, []),
+        (4, "linear", 10**6, [1, 2, 3, 4]),
+        (9, "linear", 3, [7, 8, 9]),
+        (12, "linear", None, [11, 12]),
+        (16, "exponential", None, [8, 12, 14, 15, 16]),
+        (13, "exponential", 10**6, [8, 10, 12, 13]),
+        (16, "exponential", 3, [14, 15, 16]),
+    ],
+)
+def test_linear_keeps_the_newest_and_exponential_fewer_the_older_they_are(
+    num_saves, mode, limit, kept
+):
+    assert kept_after(num_saves, mode, limit) == kept
 
 
 @given(st.integers(1, 300))
 def test_for_every_power_of_two_one_checkpoint_has_about_that_age(num_saves):
-    ages = {num_saves - number for number in after(num_saves, "exponential")}
+    ages = {num_saves - number for number in kept_after(num_saves, "exponential", None)}
     assert 0 in ages
     for k in range(num_saves.bit_length() - 1):
         assert any(2**k <= age < 2 ** (k + 1) for age in ages), (k, ages)
     assert len(ages) <= num_saves.bit_length() + 1
-
-
-@given(
-    st.sampled_from(["linear", "exponential"]),
-    st.integers(1, 9),
-    st.sets(st.integers(1, 60)),
-    st.randoms(),
-)
-def test_the_newest_and_the_best_are_kept_and_the_limit_holds(mode, limit, best_numbers, random):
-    left = history(mode, limit, best_numbers)
-    best = None
-    for number in range(1, 61):
-        best = number if number in best_numbers else best
-        kept = next(left)
-        assert {number, *([best] if best else [])} <= set(kept)
-        assert len(set(kept) - {best}) <= limit
-    shuffled = [stored(number) for number in kept]
-    random.shuffle(shuffled)
-    assert keep_policy(mode, limit)(shuffled) <= set(shuffled)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 
 import pytest
 
-from candle_p1.checkpoints.manifest import MANIFEST, Position
+from candle_p1.checkpoints.checkpoint import Checkpoint
+from candle_p1.checkpoints.manifest import MANIFEST, name_of
 from candle_p1.checkpoints.policy import keep_policy
 from candle_p1.checkpoints.root import CheckpointRoot
 from candle_p1.errors import CheckpointError
-
-
-def names(paths):
-    return [path.name for path in paths]
+from candle_p1.records.types import Position
+from tests.unit.checkpoints.conftest import latest
 
 
 def epoch(number):
-    return Position(number, 0).name
+    return name_of(Position(number, 0))
 
 
 def damage(path):
@@ -33,24 +31,10 @@ def link(root, name, target):
     (root / name).symlink_to(target)
 
 
-def test_there_is_none_in_a_directory_that_does_not_exist(tmp_path):
-    root = CheckpointRoot(tmp_path / "nowhere")
-    assert root.names() == []
-    assert root.latest() is None
-    assert root.newest_good(pytest.fail) is None
-
-
 def test_something_else_in_place_of_the_directory_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="file"):
         CheckpointRoot(tmp_path / "file").newest_good(pytest.fail)
-
-
-def test_the_latest_comes_first_then_those_before_it(stored):
-    assert stored.names() == [epoch(1), epoch(2), epoch(3)]
-    assert stored.linked("latest") == epoch(3)
-    assert names(stored.candidates()) == [epoch(3), epoch(2), epoch(1)]
-    assert stored.newest_good(pytest.fail).position == Position(3, 0)
 
 
 def test_links_are_relative_so_that_the_directory_can_be_moved(stored, tmp_path):
@@ -58,36 +42,44 @@ def test_links_are_relative_so_that_the_directory_can_be_moved(stored, tmp_path)
     assert moved.newest_good(pytest.fail).directory == tmp_path / "moved" / epoch(3)
 
 
-def test_a_damaged_one_is_named_and_the_one_before_is_taken(stored, said):
-    damage(stored.directory / epoch(3) / "arrays-0000.safetensors")
-    assert stored.newest_good(said.append).position == Position(2, 0)
-    assert len(said) == 1
-    assert f"{epoch(3)}/arrays-0000.safetensors" in said[0]
+def damage_newest(root, *others):
+    for number in (3, *others):
+        damage(root / epoch(number) / "arrays-0000.safetensors")
 
 
-def test_without_its_manifest_the_newest_other_one_is_taken(stored, said):
-    (stored.directory / epoch(3) / MANIFEST).unlink()
-    assert stored.newest_good(said.append).position == Position(2, 0)
-    assert MANIFEST in said[0]
+def damage_all(root):
+    damage_newest(root, 1, 2)
 
 
-def test_without_the_link_the_newest_one_is_taken(stored, said):
-    (stored.directory / "latest").unlink()
-    assert stored.newest_good(said.append).position == Position(3, 0)
-    assert said == []
+def remove_manifest(root):
+    (root / epoch(3) / MANIFEST).unlink()
 
 
-def test_a_link_to_what_was_removed_is_named(stored, said):
-    shutil.rmtree(stored.directory / epoch(3))
-    assert stored.newest_good(said.append).position == Position(2, 0)
-    assert epoch(3) in said[0]
+def remove_newest(root):
+    shutil.rmtree(root / epoch(3))
 
 
-def test_nothing_is_taken_if_all_are_damaged(stored, said):
-    for path in stored.candidates():
-        damage(path / "arrays-0000.safetensors")
-    assert stored.newest_good(said.append) is None
-    assert len(said) == 3
+def remove_link(root):
+    (root / "latest").unlink()
+
+
+@pytest.mark.parametrize(
+    ("harm", "number", "named"),
+    [
+        (damage_newest, 2, [f"{epoch(3)}/arrays-0000.safetensors"]),
+        (remove_manifest, 2, [MANIFEST]),
+        (remove_newest, 2, [epoch(3)]),
+        (remove_link, 3, []),
+        (damage_all, None, [epoch(3), epoch(2), epoch(1)]),
+        (shutil.rmtree, None, []),
+    ],
+)
+def test_what_is_damaged_is_named_and_the_one_before_is_taken(stored, said, harm, number, named):
+    harm(stored.directory)
+    found = stored.newest_good(said.append)
+    assert (found and found.position) == (number and Position(number, 0))
+    assert len(said) == len(named)
+    assert all(name in sentence for name, sentence in zip(named, said, strict=True))
 
 
 def test_what_a_user_has_gone_back_from_is_not_taken(stored, said, make_writer, save):
@@ -104,7 +96,6 @@ def test_the_link_may_lead_elsewhere(stored, tmp_path):
     elsewhere = shutil.copytree(stored.directory / epoch(1), tmp_path / "elsewhere")
     link(stored.directory, "latest", elsewhere)
     assert stored.newest_good(pytest.fail).directory == elsewhere
-    assert stored.linked("latest") is None
 
 
 def test_a_name_that_is_taken_gets_a_number(make_writer, save, root):
@@ -112,47 +103,66 @@ def test_a_name_that_is_taken_gets_a_number(make_writer, save, root):
     for _ in range(3):
         assert save(writer, 1)
     assert CheckpointRoot(root).names() == [epoch(1), f"{epoch(1)}-2", f"{epoch(1)}-3"]
-    assert CheckpointRoot(root).linked("latest") == f"{epoch(1)}-3"
+    assert latest(root).directory.name == f"{epoch(1)}-3"
 
 
-def test_checkpoints_have_numbers_that_go_on_after_a_restart(stored, make_writer, save):
-    writer = make_writer(after=stored.latest())
-    assert save(writer, 4)
-    latest = stored.latest()
-    assert latest.manifest.number == 4
-    assert [each.number for each in latest.manifest.before] == [3, 2, 1]
+def test_a_continued_run_goes_on_counting_and_removes_those_of_its_first_part(
+    stored, make_writer, save
+):
+    assert save(make_writer(keep=keep_policy("linear", 2), after=latest(stored.directory)), 4)
+    manifest = latest(stored.directory).manifest
+    assert (manifest.number, [each.number for each in manifest.earlier]) == (4, [3, 2, 1])
+    assert stored.names() == [epoch(3), epoch(4)]
 
 
-def test_the_best_is_linked_and_kept(make_writer, save, root):
+def test_a_damaged_checkpoint_of_the_run_is_removed_in_its_turn(stored, make_writer, save):
+    damage(stored.directory / epoch(1) / MANIFEST)
+    shutil.rmtree(stored.directory / epoch(2))
+    assert save(make_writer(keep=keep_policy("linear", 2), after=latest(stored.directory)), 4)
+    assert stored.names() == [epoch(3), epoch(4)]
+
+
+@pytest.mark.parametrize("is_continued", [False, True])
+def test_the_best_is_linked_and_kept_even_if_the_link_leads_elsewhere(
+    make_writer, save, root, is_continued
+):
     writer = make_writer(keep=keep_policy("linear", 1))
-    for number in range(1, 6):
-        assert save(writer, number, best=number == 2)
-    writer.close()
-    stored = CheckpointRoot(root)
-    assert stored.names() == [epoch(2), epoch(5)]
-    assert stored.linked("best") == epoch(2)
+    for number in range(1, 5):
+        assert save(writer, number, best=number < 3)
+    assert (root / "best").readlink().name == epoch(2)
+    link(root, "best", epoch(4))
+    if is_continued:
+        writer = make_writer(keep=keep_policy("linear", 1), after=latest(root))
+    assert save(writer, 5)
+    assert CheckpointRoot(root).names() == [epoch(2), epoch(5)]
 
 
 def test_only_the_checkpoints_of_the_run_are_removed(stored, make_writer, save):
     writer = make_writer(keep=keep_policy("linear", 1))
     assert save(writer, 1)
     assert save(writer, 2)
-    writer.close()
     assert stored.names() == [epoch(1), epoch(2), f"{epoch(2)}-2", epoch(3)]
 
 
-def test_a_continued_run_removes_those_of_its_first_part(stored, make_writer, save):
-    writer = make_writer(keep=keep_policy("linear", 2), after=stored.latest())
-    assert save(writer, 4)
-    writer.close()
-    assert stored.names() == [epoch(3), epoch(4)]
+def test_another_run_may_take_a_name_that_has_become_free(make_writer, save, root):
+    stored, keep = CheckpointRoot(root), keep_policy("linear", 2)
+    first, second = make_writer(keep=keep), make_writer(keep=keep)
+    for number in (1, 2, 3):  # the first one is removed
+        assert save(first, number)
+    assert save(second, 1)
+    assert save(first, 4)
+    assert stored.names() == [epoch(1), epoch(3), epoch(4)]
+    first.close()
+    assert save(second, 2)  # the manifest of epoch 4 names it among those before
+    continued = make_writer(keep=keep, after=Checkpoint(root / epoch(4)))
+    assert save(continued, 5)
+    assert stored.names() == [epoch(1), epoch(2), epoch(4), epoch(5)]
 
 
 def test_the_latest_is_kept_whatever_is_asked(make_writer, save, root):
-    writer = make_writer(keep=lambda stored: set())
+    writer = make_writer(keep=lambda numbers: set())
     for number in (1, 2):
         assert save(writer, number)
-    writer.close()
     assert CheckpointRoot(root).names() == [epoch(2)]
 
 
@@ -161,7 +171,7 @@ def test_facts_are_those_of_the_moment_and_may_hold_lost_losses(make_writer, sav
     history = {"loss": [1.0, float("nan"), float("inf")]}
     writer.save(Position(1, 0), {}, {}, history, wait=True)
     history["loss"].clear()
-    loss = CheckpointRoot(root).latest().facts["loss"]
+    loss = latest(root).facts["loss"]
     assert loss[0] == 1.0
     assert loss[1] != loss[1]
     assert loss[2] == float("inf")
@@ -171,9 +181,3 @@ def test_facts_that_are_not_json_are_refused_before_anything_is_written(make_wri
     with pytest.raises(TypeError):
         make_writer().save(Position(1, 0), {}, {}, {"x": object()})
     assert CheckpointRoot(root).names() == []
-
-
-def test_the_first_line_of_the_manifest_is_json_too(stored):
-    content = json.loads((stored.directory / "latest" / MANIFEST).read_text())
-    assert content["format"] == "candle-p1 checkpoint"
-    assert content["files"].keys() == {"arrays-0000.safetensors", "ranks.safetensors"}

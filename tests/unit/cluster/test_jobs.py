@@ -1,7 +1,4 @@
-"""What a job requests: launchers, directives, queues, containers and arrays.
-
-tests/files/jobs has whole scripts of the machines of this package.
-"""
+"""What a job requests; tests/files/jobs has whole scripts of the machines of this package."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from candle_p1.cluster import launchers
-from candle_p1.cluster.job import JobOptions, JobRequest, container_argv, find_image
+from candle_p1.cluster.job import JobOptions, JobRequest, find_image
 from candle_p1.cluster.launchers import COMMAND_LINES, launch_argv, mpirun, on_this_machine
 from candle_p1.cluster.layout import Layout
 from candle_p1.cluster.machine import load_machine
@@ -55,7 +52,6 @@ OPEN_MPI = "--bind-to none --map-by :OVERSUBSCRIBE --mca mpi_yield_when_idle 1"
     ("num_ranks", "as_root", "options", "notes"),
     [
         (2, False, "", []),
-        (2, True, "--allow-run-as-root", ["root"]),
         (8, True, "--allow-run-as-root", ["root", "8 ranks share 4 cores"]),
     ],
 )
@@ -72,7 +68,6 @@ def test_mpirun(num_ranks, as_root, options, notes):
     [
         ("mpirun (Open MPI) 5.0.11", "--host localhost:2 --bind-to none --map-by"),
         ("HYDRA build details:\n    Version:   5.0.2", "-bind-to none -hosts localhost python"),
-        ("Intel(R) MPI Library for Linux* OS, Version 2021.9", "-bind-to none -hosts localhost"),
     ],
 )
 def test_each_mpirun_gets_its_own_options(monkeypatch, tmp_path, version, options):
@@ -127,42 +122,6 @@ def test_names_of_launchers_and_schedulers():
         find_scheduler("sge")
 
 
-SLURM = 'base = "slurm"\n'
-SHARED = 'base = "pbs"\ncores_per_node = 32\ncores_per_rank = 8\ngpus_per_node = 4\n'
-
-
-@pytest.mark.parametrize(
-    ("machine", "lines"),
-    [
-        ("theta", ["#COBALT -A ABC123", "#COBALT -q debug", "#COBALT -t 90"]),
-        ("frontier", ["#SBATCH --account=ABC123", "#SBATCH --partition=debug"]),
-        ("polaris", ["#PBS -A ABC123", "#PBS -q debug", "#PBS -l walltime=01:30:00"]),
-        ("pbs", ["#PBS -l select=2:mpiprocs=2:ompthreads=1:ncpus=2"]),  # a CPU for each rank
-        ("summit", ["#BSUB -wt 2", "#BSUB -q debug"]),
-        (
-            f'{SLURM}queue_option = "-q"\ndirectives = ["-C gpu"]\n',
-            ["#SBATCH -q debug", "#SBATCH -C gpu"],
-        ),
-        (f"{SLURM}gpus_per_node = 4\ngpus_per_rank = 1\n", ["#SBATCH --gpus-per-node=2"]),
-        (
-            f"{SHARED}gpus_per_rank = 1\n",
-            ["#PBS -l select=2:mpiprocs=2:ompthreads=8:ncpus=16:ngpus=2"],
-        ),
-    ],
-)
-def test_directives(machine, lines, own_machine):
-    name = own_machine(machine) if "=" in machine else machine
-    assert set(lines) <= set(job(name).directives())
-
-
-@pytest.mark.parametrize(
-    ("minutes", "seconds", "lsf_minutes"), [(1, 7, 1), (11, 82, 2), (12, 90, 2), (600, 90, 2)]
-)
-def test_short_jobs_are_warned_later(minutes, seconds, lsf_minutes):
-    assert f"#SBATCH --signal=B:USR1@{seconds}" in job("slurm", minutes=minutes).directives()
-    assert f"#BSUB -wt {lsf_minutes}" in job("summit", minutes=minutes).directives()
-
-
 @pytest.mark.parametrize(
     ("machine_name", "changes", "problem"),
     [
@@ -170,7 +129,6 @@ def test_short_jobs_are_warned_later(minutes, seconds, lsf_minutes):
         ("summit", {"minutes": 0}, "time limit 0"),
         ("summit", {"queue": None, "minutes": 121}, "121 minutes on 2 nodes.* 120 minutes"),
         ("polaris", {"queue": None}, "2 nodes.* prod of polaris .* 10 .* debug or debug-scaling"),
-        ("aurora", {"num_nodes": 3}, "3 nodes.* debug of aurora .* 1 to 2; .* debug-scaling or"),
         ("aurora", {"num_nodes": 600}, "600 nodes.* debug of aurora .* 1 to 2; .* prod would"),
         ("polaris", {}, "90 minutes.* debug of polaris .* 60 minutes"),
         ("summit", {"queue": "killable", "minutes": 1000}, None),
@@ -181,29 +139,6 @@ def test_short_jobs_are_warned_later(minutes, seconds, lsf_minutes):
 def test_what_a_machine_accepts(machine_name, changes, problem):
     with pytest.raises(ParameterError, match=problem) if problem else nullcontext():
         job(machine_name, **changes).check()
-
-
-BINDS = "--bind $PWD --bind ${CANDLE_DATA_DIR:-$PWD} --bind /checkout/nt3 --bind /results"
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ('options = ["--nv"]', f"apptainer exec --nv {BINDS} image.sif"),
-        ('runtime = "singularity"', f"singularity exec {BINDS} image.sif"),
-        ('runtime = "shifter"\noptions = ["--gpu"]', "shifter --image=image.sif --gpu"),
-        ('runtime = "podman-hpc"\noptions = ["--gpu"]', "podman-hpc run --rm --gpu --workdir $PWD"),
-    ],
-)
-def test_the_command_line_of_a_container(text, line, own_machine):
-    path = own_machine(f'base = "slurm"\n[container]\n{text}\n')
-    found = " ".join(container_argv(job(path, container="image.sif")))
-    assert found.startswith(line)
-    if "podman" in text:
-        assert "--volume $HOME:$HOME" in found
-        assert "--volume /results:/results" in found
-        assert "--env SLURM* " in found
-        assert found.endswith(" image.sif")
 
 
 def test_images_are_files_or_names(tmp_path, monkeypatch, own_machine):
@@ -232,18 +167,12 @@ def array(machine_name, directory, num_jobs=3, at_once=2):
 @pytest.mark.parametrize(
     ("machine_name", "lines", "variable"),
     [
-        (
-            "slurm",
-            ["#SBATCH --array=0-2%2", "--job-name=study", "job.%a.%j.out"],
-            "SLURM_ARRAY_TASK_ID",
-        ),
+        ("slurm", ["#SBATCH --array=0-2%2", "job.%a.%j.out"], "SLURM_ARRAY_TASK_ID"),
         ("summit", ['#BSUB -J "study[1-3]%2"', "job.%I.%J.out"], "LSB_JOBINDEX"),
         ("pbs", ["#PBS -J 0-2%2", "#PBS -N study", "job.^array_index^.out"], "PBS_ARRAY_INDEX"),
     ],
 )
-def test_each_index_of_an_array_becomes_the_script_of_a_run(
-    machine_name, lines, variable, tmp_path
-):
+def test_an_index_of_an_array_becomes_the_script_of_a_run(machine_name, lines, variable, tmp_path):
     wanted = array(machine_name, tmp_path)
     assert all(line in wanted.text() for line in lines)
     assert "%2" not in replace(wanted, at_once=None).text()
@@ -257,14 +186,13 @@ def test_each_index_of_an_array_becomes_the_script_of_a_run(
 
 
 def test_a_scheduler_without_arrays():
-    with pytest.raises(ParameterError, match=r"--array: the scheduler of theta, cobalt, has no"):
+    with pytest.raises(ParameterError, match=r"--array: .* theta, cobalt"):
         array_syntax(job("theta"))
 
 
 @pytest.mark.parametrize(
     ("machine_name", "command", "prints", "ids"),
     [
-        ("slurm", "sbatch", "12", ["12_0", "12_1", "12_2"]),
         ("summit", "bsub", "Job <12> is submitted to queue <batch>.", ["12[1]", "12[2]", "12[3]"]),
         ("pbs", "qsub", "12[].server", ["12[].server"] * 3),
         ("pbs", "qsub", "12.server", ["12.server"]),  # which refuses "-J 0-0"

@@ -1,17 +1,15 @@
-"""Commands that are run to their end, or ended, with the processes they start."""
-
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
 from candle_p1.cluster.process import guarded, run_to_end
+from tests.conftest import wait_until
 
 
 def sleeper(tmp_path, ignore=False):
@@ -20,28 +18,24 @@ def sleeper(tmp_path, ignore=False):
     ignoring = f"import signal; signal.signal(signal.SIGTERM, signal.{handler})"
     child = f"{ignoring}; import time; time.sleep(600)"
     program = (
-        f"{ignoring}; import os, subprocess, sys, time\n"
+        f"{ignoring}; import os, pathlib, subprocess, sys, time\n"
         f"child = subprocess.Popen([sys.executable, '-c', {child!r}])\n"
         "time.sleep(0.3)\n"
-        f"open({str(tmp_path / 'part')!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
-        f"os.rename({str(tmp_path / 'part')!r}, {str(tmp_path / 'pids')!r})\n"
+        f"part = pathlib.Path({str(tmp_path / 'part')!r})\n"
+        "part.write_text(f'{os.getpid()} {child.pid}')\n"
+        "part.rename(part.with_name('pids'))\n"
         "time.sleep(600)\n"
     )
     return [sys.executable, "-c", program]
 
 
-def pids_in(tmp_path, limit_s=60):
-    deadline = time.monotonic() + limit_s
-    while not (tmp_path / "pids").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+def pids_in(tmp_path):
+    wait_until((tmp_path / "pids").exists, 60)
     return [int(pid) for pid in (tmp_path / "pids").read_text().split()]
 
 
-def are_gone(pids, limit_s=10):
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline and any(map(psutil.pid_exists, pids)):
-        time.sleep(0.05)
-    return not any(map(psutil.pid_exists, pids))
+def await_end_of(*pids):
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), 10)
 
 
 @pytest.mark.extended
@@ -51,7 +45,7 @@ def test_a_command_at_its_limit_is_ended_with_its_children(tmp_path, ignore):
         code, is_late = run_to_end(sleeper(tmp_path, ignore), os.environ, output, 3.0, grace_s=1.0)
     assert is_late
     assert code == (-signal.SIGKILL if ignore else -signal.SIGTERM)
-    assert are_gone(pids_in(tmp_path))
+    await_end_of(*pids_in(tmp_path))
 
 
 @pytest.mark.parametrize("ignore", [False, True])
@@ -67,15 +61,7 @@ def test_what_a_command_leaves_behind_is_ended(tmp_path, ignore):
     with (tmp_path / "log").open("wb") as output:
         command = [sys.executable, "-c", program]
         assert run_to_end(command, os.environ, output, grace_s=0.5) == (0, False)
-    assert are_gone([int((tmp_path / "log").read_text())])
-
-
-def test_the_exit_code_of_a_command_is_returned(tmp_path):
-    with (tmp_path / "log").open("wb") as output:
-        command = [sys.executable, "-c", "import os; print(os.environ['A']); raise SystemExit(3)"]
-        found = run_to_end(command, os.environ | {"A": "b"}, output)
-    assert found == (3, False)
-    assert (tmp_path / "log").read_text() == "b\n"
+    await_end_of(int((tmp_path / "log").read_text()))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals the death of a parent")
@@ -92,7 +78,7 @@ def test_kill_9_of_the_parent_ends_the_command(tmp_path):
         parent.kill()
         parent.wait()
     try:
-        assert are_gone([command])
+        await_end_of(command)
     finally:
         psutil.Process(child).kill()  # a launcher would have ended it
 

@@ -1,14 +1,10 @@
-"""Environments as archives: what they hold, and that their Python starts elsewhere."""
-
 from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -56,9 +52,7 @@ def archive(venv, tmp_path_factory):
 
 def run(argv, **variables):
     environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **variables}
-    done = subprocess.run(
-        [str(word) for word in argv], capture_output=True, text=True, env=environment, cwd="/"
-    )
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment, cwd="/")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -66,16 +60,6 @@ def run(argv, **variables):
 def unpack(archive, directory):
     command = ["bash", ROOT / "common/unpack_env.sh", archive, directory]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-
-def test_an_archive_holds_environment_python_and_package(archive):
-    with tarfile.open(archive) as tar:
-        names = tar.getnames()
-    assert {name.split("/")[0] for name in names} <= {"venv", "base", "root"}
-    assert "root/benchmarks/nt3/nt3_baseline_keras2.py" in names
-    assert "root/candle_p1/kernel.so" in names
-    assert [name for name in names if re.search("_editable_|site-packages/candle_p1", name)] == []
-    assert not any(re.match(r"base/lib/python[0-9.]+/test/", name) for name in names)
 
 
 def test_the_python_of_an_archive_starts_where_it_is_unpacked(archive, tmp_path):
@@ -91,8 +75,7 @@ def test_the_python_of_an_archive_starts_where_it_is_unpacked(archive, tmp_path)
     assert prefix == f"{directory}/venv"
     assert all(path.startswith(f"{directory}/") for path in (package, mine))
     if sys.base_prefix not in staging.OF_SYSTEM:
-        assert base == f"{directory}/base"
-        assert standard.startswith(f"{directory}/base/")
+        assert (base, standard.startswith(f"{base}/")) == (f"{directory}/base", True)
     assert has_source == (ROOT / ".git").exists()
 
 
@@ -112,14 +95,10 @@ def test_a_node_that_cannot_unpack_is_named(archive, tmp_path):
     (tmp_path / "file").write_text("")
     damaged = tmp_path / "broken.tar"
     damaged.write_bytes(archive.read_bytes()[:100_000])
-    for path, place, problem in (
-        (damaged, "env", "cannot unpack"),
-        (archive, "file/env", "cannot write"),
-    ):
+    for path, place, problem in ((damaged, "env", "unpack"), (archive, "file/env", "write")):
         done = unpack(path, tmp_path / place)
-        assert done.returncode == 1
+        assert (done.returncode, f"cannot {problem}" in done.stderr) == (1, True)
         assert os.uname().nodename in done.stderr
-        assert problem in done.stderr
 
 
 def test_an_environment_is_packed_once(venv, archive):

@@ -24,6 +24,26 @@ def plan_for(num_ranks, num_samples, batch_size, level, **options):
     )
 
 
+def train_batches(x, y, batch_size=10, shuffle=True):
+    plan = plan_for(1, len(x), batch_size, "epoch")
+    return module.TrainBatches(Samples(x, y), plan, seed=3, rank=0, shuffle=shuffle)
+
+
+@pytest.fixture(params=[0, 100, 1 << 20])
+def fast(request, monkeypatch):
+    """What makes batches for fit, with groups of a batch, of a few and of all."""
+    fast = pytest.importorskip("candle_p1.models.fast.batches")
+    monkeypatch.setattr(fast, "GROUP_BYTES", request.param)
+    return fast
+
+
+def same_batches(batches, expected):
+    for batch, other in zip(batches, expected, strict=True):
+        flat, flat_other = map(module.keras.tree.flatten, (batch, other))
+        for array, other_array in zip(flat, flat_other, strict=True):
+            np.testing.assert_array_equal(array, other_array)
+
+
 @given(st.integers(1, 6), st.integers(6, 200), st.integers(1, 50), st.integers(0, 2**32 - 1))
 def test_shards_are_disjoint_and_all_ranks_take_equal_steps(num_ranks, samples, batch, seed):
     plan = plan_for(num_ranks, samples, batch, "batch_step")
@@ -50,27 +70,34 @@ def test_at_the_epoch_level_each_rank_takes_all_samples_in_its_own_order():
 
 
 def test_unshuffled_epochs_of_whole_batches_pass_through_the_samples_in_turn():
-    plan = plan_for(2, 25, 10, "epoch", whole_batches=True)
+    plan = plan_for(2, 25, 10, "epoch", drop_remainder=True)
     orders = [
         module.epoch_order(plan, 25, seed=1, epoch=epoch, rank=1, shuffle=False)
         for epoch in range(3)
     ]
     assert np.concatenate(orders).tolist() == [i % 25 for i in range(60)]
-    shard = plan_for(2, 51, 10, "batch_step", whole_batches=True)
+    shard = plan_for(2, 51, 10, "batch_step", drop_remainder=True)
     order = module.epoch_order(shard, 51, seed=1, epoch=1, rank=1, shuffle=False)
     assert order.tolist() == [*range(45, 51), *range(25, 39)]
 
 
 def test_training_batches_are_the_rows_of_the_order():
     x = np.arange(25, dtype=np.float32).reshape(25, 1)
-    plan = plan_for(1, 25, 10, "epoch")
-    batches = module.TrainBatches(Samples(x, x[:, 0]), plan, seed=1, rank=0, shuffle=True)
-    for epoch in (0, 5):
-        batches.set_epoch(epoch)
-        order = module.epoch_order(plan, 25, seed=1, epoch=epoch, rank=0)
-        seen = [batches[step] for step in range(len(batches))]
-        assert [len(y) for _, y in seen] == [10, 10, 5]
-        np.testing.assert_array_equal(np.concatenate([y for _, y in seen]), order)
+    batches = train_batches(x, x[:, 0])
+    orders = [
+        module.epoch_order(plan_for(1, 25, 10, "epoch"), 25, seed=3, epoch=epoch, rank=0)
+        for epoch in (0, 5)
+    ]
+
+    def check(batches, order):
+        seen = [batches[step][1] for step in range(len(batches))]
+        assert [len(y) for y in seen] == [10, 10, 5]
+        np.testing.assert_array_equal(np.concatenate(seen), order)
+
+    check(batches.epoch_batches(5), orders[1])
+    check(batches, orders[0])  # which asking for others leaves as they are
+    batches.set_epoch(5)
+    check(batches, orders[1])
 
 
 class Rank(SerialCommunicator):
@@ -88,75 +115,6 @@ def test_evaluation_shares_cover_every_sample_once(num_ranks, num_samples, batch
     assert seen == list(range(min(num_samples, max_steps * batch) if max_steps else num_samples))
 
 
-@pytest.mark.parametrize("group_bytes", [0, 100, 1 << 20])
-def test_fit_gets_the_batches_of_each_epoch(monkeypatch, group_bytes):
-    made = pytest.importorskip("candle_p1.models.fast.batches")
-    monkeypatch.setattr(made, "GROUP_BYTES", group_bytes)
-    for_fit = made.for_fit
-    samples = Samples(np.arange(30, dtype="float32").reshape(10, 3), np.eye(10, dtype="float32"))
-    plan = plan_for(1, 10, 4, "epoch")
-    train = module.TrainBatches(samples, plan, seed=3, rank=0, shuffle=True)
-    taken = for_fit(train)
-    if module.keras.backend.backend() != "tensorflow":
-        assert taken is train
-        return
-    assert not taken.options().autotune.enabled  # its thread would delay the end of an epoch
-    assert len(taken) == len(train) == 3
-    for epoch in range(3):
-        train.set_epoch(epoch)
-        for step, batch in enumerate(taken):
-            for one, other in zip(batch, train[step], strict=True):
-                np.testing.assert_array_equal(one, other)
-        assert step == 2
-
-
-class ModelStandIn:
-    """Remembers what it is told to fit."""
-
-    def fit(self, x, **options):
-        self.x, self.options = x, options
-
-
-@pytest.mark.parametrize("group_bytes", [0, 100, 1 << 20])
-@pytest.mark.parametrize("first_step", [0, 2])
-def test_the_batches_of_several_epochs_are_one_stream(monkeypatch, group_bytes, first_step):
-    made = pytest.importorskip("candle_p1.models.fast.batches")
-    monkeypatch.setattr(made, "GROUP_BYTES", group_bytes)
-    samples = Samples(np.arange(30, dtype="float32").reshape(10, 3), np.eye(10, dtype="float32"))
-    plan = plan_for(1, 10, 4, "epoch")
-    train = module.TrainBatches(samples, plan, seed=3, rank=0, shuffle=True)
-    train.first_step = first_step
-    model = ModelStandIn()
-    made.fit(model, train, range(2, 5), verbose=0)
-    assert model.options["initial_epoch"] == 2
-    assert model.options["epochs"] == 5
-    assert model.options["verbose"] == 0
-    if module.keras.backend.backend() != "tensorflow":
-        assert model.x is train
-        return
-    assert model.options["steps_per_epoch"] == 3 - first_step
-    assert int(model.x.cardinality()) < 0  # Keras would otherwise begin anew after each epoch
-    assert not model.x.options().autotune.enabled
-    train.set_epoch(7)  # is no business of batches that are made ahead
-    batches = list(model.x)
-    expected = [of[step] for of in map(train.of_epoch, range(2, 5)) for step in range(len(of))]
-    assert len(batches) == len(expected) == 3 * (3 - first_step)
-    for batch, other in zip(batches, expected, strict=True):
-        for one, another in zip(batch, other, strict=True):
-            np.testing.assert_array_equal(one, another)
-
-
-def test_the_batches_of_an_epoch_leave_others_as_they_are():
-    x = np.arange(25, dtype=np.float32).reshape(25, 1)
-    plan = plan_for(1, 25, 10, "epoch")
-    batches = module.TrainBatches(Samples(x, x[:, 0]), plan, seed=1, rank=0, shuffle=True)
-    before = batches[0][1].tolist()
-    of_later = batches.of_epoch(5)
-    assert batches[0][1].tolist() == before
-    batches.set_epoch(5)
-    assert batches[0][1].tolist() == of_later[0][1].tolist() != before
-
-
 class Lists:
     """Rows whose batches are lists, as some authors write them."""
 
@@ -170,21 +128,36 @@ class Lists:
         return [rows[which] for rows in self.rows]
 
 
-@pytest.mark.parametrize("group_bytes", [0, 1 << 20])
-def test_fit_gets_several_inputs_and_outputs(monkeypatch, group_bytes):
-    made = pytest.importorskip("candle_p1.models.fast.batches")
-    monkeypatch.setattr(made, "GROUP_BYTES", group_bytes)
-    numbers, words = np.arange(10, dtype="f4"), np.arange(20).reshape(10, 2)
-    samples = Samples(Lists(numbers, words), Several({"a": words, "b": numbers}))
-    plan = plan_for(1, 10, 4, "epoch")
-    train = module.TrainBatches(samples, plan, seed=3, rank=0, shuffle=False)
-    taken = made.for_fit(train)
+NUMBERS, PAIRS = np.arange(10, dtype="f4"), np.arange(20).reshape(10, 2)
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        (np.arange(30, dtype="f4").reshape(10, 3), np.eye(10, dtype="f4")),
+        (Lists(NUMBERS, PAIRS), Several({"a": PAIRS, "b": NUMBERS})),
+    ],
+)
+def test_fit_gets_the_batches_of_each_epoch(fast, x, y):
+    train = train_batches(x, y, 4)
+    taken = fast.for_fit(train)
     if module.keras.backend.backend() != "tensorflow":
+        assert taken is train
         return
-    for step, ((number, word), targets) in enumerate(taken):
-        rows = slice(4 * step, 4 * step + 4)
-        np.testing.assert_array_equal(number, numbers[rows])
-        np.testing.assert_array_equal(word, words[rows])
-        np.testing.assert_array_equal(targets["a"], words[rows])
-        np.testing.assert_array_equal(targets["b"], numbers[rows])
-    assert step == 2
+    assert not taken.options().autotune.enabled  # its thread would delay the end of an epoch
+    assert len(taken) == len(train) == 3
+    for epoch in range(3):
+        train.set_epoch(epoch)
+        same_batches(taken, (train[step] for step in range(3)))
+    assert all(isinstance(targets, dict) == isinstance(y, Several) for _, targets in taken)
+
+
+@pytest.mark.parametrize("first_step", [0, 2])
+def test_the_batches_of_several_epochs_are_one_stream(fast, first_step):
+    train = train_batches(PAIRS, NUMBERS, 4)
+    stream = fast.stream(train, range(2, 5), first_step)
+    train.set_epoch(7)  # is no business of batches that are made ahead
+    epochs = [train.epoch_batches(epoch) for epoch in (2, 3, 4)]
+    expected = [epoch[step] for epoch in epochs for step in range(3)]
+    same_batches(stream, expected[first_step:])
+    same_batches([train.epoch_batches(2, first_step)[0]], [expected[first_step]])

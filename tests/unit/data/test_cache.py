@@ -7,23 +7,21 @@ import shutil
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
-from itertools import pairwise
+from pathlib import Path
 
 import filelock
 import numpy as np
 import pytest
 import xxhash
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
 
 from candle_p1.cli import cli
-from candle_p1.data import cache, cache_file, cache_stage
-from candle_p1.data.cache import CacheSettings, list_caches, read_cached
-from candle_p1.data.cache_read import shares_of_nodes
+from candle_p1.data import cache, cache_file
+from candle_p1.data.cache import list_caches, read_cached
+from candle_p1.data.loading import CacheSettings, Loading
 from candle_p1.data.table import CsvLayout
-from candle_p1.distributed.comm import SerialCommunicator
-from candle_p1.errors import DataError
+from candle_p1.errors import CandleError, DataError
+from tools.simulated import SimulatedJob
 
 LAYOUT = CsvLayout(header=True, text_columns=("name",))
 TEXT = "name,a,b\nx,1,2\ny,3,4.5\nx,-1,0\n"
@@ -42,11 +40,49 @@ def read(source, tmp_path):
 
     def read(path=source, layout=LAYOUT, directory=tmp_path / "cache", **settings):
         notes = []
-        settings = CacheSettings(directory, **settings)
-        table = read_cached(path, layout, SerialCommunicator(), settings, notify=notes.append)
-        return table, notes
+        loading = Loading(cache=CacheSettings(directory, **settings), notify=notes.append)
+        return read_cached(path, layout, loading), notes
 
     return read
+
+
+@pytest.fixture
+def made(read, tmp_path):
+    """The file of a cache that has been made."""
+    read()
+    return only_cache(tmp_path)
+
+
+def only_cache(tmp_path):
+    (path,) = (tmp_path / "cache").glob("*.table")
+    return path
+
+
+def content_of(table):
+    """Returns what is in a table: the columns, and the rows with the text first."""
+    rows = zip(table.text["name"].values(), table.values.tolist(), strict=True)
+    return table.columns, [(name, *row) for name, row in rows]
+
+
+CONTENT = ["a", "b"], [("x", 1, 2), ("y", 3, 4.5), ("x", -1, 0)]
+
+
+def test_the_second_load_gives_the_same_table_and_leaves_the_cache(read, tmp_path):
+    first, notes = read()
+    before = only_cache(tmp_path).stat().st_ino
+    second, more = read()
+    assert content_of(first) == content_of(second) == CONTENT
+    assert first.sha256() == second.sha256()
+    assert notes == more == []
+    second.values[:] = 0  # a private copy
+    assert content_of(read()[0]) == CONTENT
+    assert only_cache(tmp_path).stat().st_ino == before
+
+
+def test_each_layout_has_its_own_cache(read, tmp_path):
+    for layout in (LAYOUT, CsvLayout(header=True, text_columns=("name", "a")), LAYOUT):
+        read(layout=layout)
+    assert len(list((tmp_path / "cache").glob("*.table"))) == 2
 
 
 def test_a_cache_of_what_is_refused_by_now_is_not_used(read, source, monkeypatch):
@@ -58,63 +94,6 @@ def test_a_cache_of_what_is_refused_by_now_is_not_used(read, source, monkeypatch
         read(layout=CsvLayout())
 
 
-@pytest.fixture
-def parsed(monkeypatch):
-    """Has an element for each time that the text was parsed."""
-    calls = []
-    parse = cache.read_together
-    monkeypatch.setattr(cache, "read_together", lambda *a, **k: calls.append(1) or parse(*a, **k))
-    return calls
-
-
-def only_cache(tmp_path):
-    (path,) = (tmp_path / "cache").glob("*.table")
-    return path
-
-
-def same(table, other):
-    assert table.sha256() == other.sha256()
-    assert table.columns == other.columns
-    assert table.values.tobytes() == other.values.tobytes()
-    assert table.text["name"].values() == other.text["name"].values()
-
-
-def test_the_second_load_gives_the_same_table_without_parsing(read, parsed):
-    first, notes = read()
-    second, more = read()
-    same(first, second)
-    assert (len(parsed), notes, more) == (1, [], [])
-    second.values[:] = 0  # a private copy
-    same(first, read()[0])
-
-
-def test_a_flipped_byte_is_noticed(read, parsed, tmp_path):
-    first, _ = read()
-    path = only_cache(tmp_path)
-    content = path.read_bytes()
-    places = np.random.default_rng(0).choice(len(content), 60, replace=False)
-    for place in [0, 16, 32, 40, len(content) - 1, *places]:
-        flipped = bytearray(content)
-        flipped[place] ^= 1
-        path.write_bytes(flipped)
-        parsed.clear()
-        table, notes = read()
-        same(first, table)
-        assert len(parsed) == 1, place
-        assert len(notes) == 1
-        assert path.read_bytes() == content
-
-
-@pytest.mark.parametrize("num_bytes", [0, 10, 39, 60, 4095, 4096, -1])
-def test_a_truncated_cache_is_rebuilt(read, parsed, tmp_path, num_bytes):
-    first, _ = read()
-    path = only_cache(tmp_path)
-    path.write_bytes(path.read_bytes()[:num_bytes])
-    table, notes = read()
-    same(first, table)
-    assert (len(parsed), len(notes)) == (2, 1)
-
-
 @pytest.mark.parametrize(
     ("text", "same_time", "reason"),
     [
@@ -123,264 +102,259 @@ def test_a_truncated_cache_is_rebuilt(read, parsed, tmp_path, num_bytes):
         (TEXT.replace("4.5", "5.5"), True, "content"),
     ],
 )
-def test_a_changed_source_is_read_again(read, parsed, source, text, same_time, reason):
-    read()
+def test_a_changed_source_is_read_again(read, made, source, text, same_time, reason):
+    before = made.stat().st_ino
     time_ns = source.stat().st_mtime_ns if same_time else 1
     source.write_text(text)
     os.utime(source, ns=(time_ns, time_ns))
-    table, notes = read()
-    assert len(parsed) == 2
-    assert reason in notes[0]
-    rows = [row.split(",") for row in text.split()[1:]]
-    assert table.text["name"].values() == [name for name, *_ in rows]
-    assert table.values.tolist() == [[float(a), float(b)] for _, a, b in rows]
+    assert reason in next(list_caches(made.parent)).problem
+    table, (note,) = read()
+    assert reason in note
+    _, rows = content_of(table)
+    assert "".join(f"{name},{a:g},{b:g}\n" for name, a, b in rows) == text.partition("\n")[2]
+    assert made.stat().st_ino != before
 
 
-def test_each_layout_has_its_own_cache(read, tmp_path):
-    for layout in (LAYOUT, CsvLayout(header=True, text_columns=("name", "a")), LAYOUT):
-        read(layout=layout)
-    assert len(list((tmp_path / "cache").glob("*.table"))) == 2
+def test_a_flipped_byte_is_noticed(read, made):
+    content = made.read_bytes()
+    places = np.random.default_rng(0).choice(len(content), 60, replace=False)
+    for place in [0, 16, 32, 40, len(content) - 1, *places]:
+        flipped = bytearray(content)
+        flipped[place] ^= 1
+        made.write_bytes(flipped)
+        table, notes = read()
+        assert content_of(table) == CONTENT
+        assert len(notes) == 1, place
+        assert made.read_bytes() == content
 
 
-def test_the_limit_removes_the_least_recently_used_cache(read, tmp_path):
-    read()
-    first = only_cache(tmp_path)
-    os.utime(first, (1, 1))
-    other = tmp_path / "other.csv"
-    other.write_text(TEXT)
-    _, notes = read(other, limit_bytes=first.stat().st_size + 10)
-    assert not first.exists()
-    assert only_cache(tmp_path).name.startswith("other.csv")
-    assert str(first) in notes[0]
+def truncated(num_bytes):
+    return lambda path: path.write_bytes(path.read_bytes()[:num_bytes])
 
 
-def test_what_does_not_fit_beside_the_caches_of_a_run_is_not_cached(read, source, tmp_path):
-    read()
-    first = only_cache(tmp_path)
-    other = tmp_path / "other.csv"
-    other.write_text(TEXT)
-    same(read(other, limit_bytes=10)[0], read()[0])
-    assert only_cache(tmp_path) == first
-    settings = CacheSettings(tmp_path / "cache", limit_bytes=first.stat().st_size + 10)
-    notes = []
-    for path in (source, other):  # of one run, which would remove the first again and again
-        read_cached(path, LAYOUT, SerialCommunicator(), settings, notify=notes.append)
-    assert only_cache(tmp_path) == first
-    (note,) = notes
-    assert f"{other} (" in note
-    assert "is not cached: the limit for all caches (cache_limit)" in note
+def with_fixed(**changes):
+    """Changes what is before the header of a cache."""
+
+    def damage(path):
+        content = path.read_bytes()
+        magic, digest, num_bytes = cache_file.FIXED.unpack_from(content)
+        facts = {"magic": magic, "digest": digest, "num_bytes": num_bytes} | changes
+        path.write_bytes(cache_file.FIXED.pack(*facts.values()) + content[cache_file.FIXED.size :])
+
+    return damage
 
 
-def test_a_copy_on_the_node_is_used_and_repaired(read, parsed, tmp_path):
-    first, _ = read(stage_directory=tmp_path / "node")
-    same(first, read(stage_directory=tmp_path / "node")[0])
-    (copy,) = (tmp_path / "node").glob("*.table")
-    content = bytearray(copy.read_bytes())
-    content[-1] ^= 1
-    copy.write_bytes(content)
-    table, notes = read(stage_directory=tmp_path / "node")
-    same(first, table)
-    assert "digest" in notes[0]
-    same(first, read(stage_directory=tmp_path / "node")[0])
-    assert copy.read_bytes() == only_cache(tmp_path).read_bytes()
+def with_header(changes):
+    """Changes the header of a cache, or replaces it by a text, and makes its digest right again."""
+
+    def damage(path):
+        content = path.read_bytes()
+        fixed_bytes, num_bytes = cache_file.FIXED.size, cache_file.FIXED.unpack_from(content)[2]
+        header = json.loads(content[fixed_bytes : fixed_bytes + num_bytes])
+        text = (changes if isinstance(changes, str) else json.dumps(header | changes)).encode()
+        fixed = cache_file.FIXED.pack(cache_file.MAGIC, xxhash.xxh3_128_digest(text), len(text))
+        padding = bytes(-(fixed_bytes + len(text)) % cache_file.ALIGNMENT)
+        first_byte = -(-(fixed_bytes + num_bytes) // cache_file.ALIGNMENT) * cache_file.ALIGNMENT
+        path.write_bytes(fixed + text + padding + content[first_byte:])
+
+    return damage
 
 
-@pytest.mark.parametrize("succeeds", [True, False])
-def test_a_copy_that_another_job_is_making_is_waited_for(read, tmp_path, monkeypatch, succeeds):
-    first, _ = read()
-    copy = tmp_path / "node" / only_cache(tmp_path).name
-    copy.parent.mkdir()
-    send, sent, found = cache_stage._send, threading.Event(), []
-
-    def send_and_say(*arguments):
-        problem = send(*arguments)
-        sent.set()
-        return problem
-
-    monkeypatch.setattr(cache_stage, "_send", send_and_say)
-    with filelock.FileLock(copy.with_suffix(".lock")):
-        job = threading.Thread(target=lambda: found.append(read(stage_directory=copy.parent)[0]))
-        job.start()
-        # It does not hold up the other nodes of its job.
-        assert sent.wait(60)
-        assert not copy.exists()
-        if succeeds:
-            shutil.copyfile(only_cache(tmp_path), copy)
-            other = copy.stat().st_ino
-    job.join(60)
-    same(first, found[0])
-    assert copy.read_bytes() == only_cache(tmp_path).read_bytes()
-    if succeeds:
-        assert copy.stat().st_ino == other
-    assert sorted(path.suffix for path in copy.parent.iterdir()) == [".lock", ".table"]
+def with_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
 
 
-def test_a_full_disk_of_a_node_is_an_error_and_leaves_nothing(read, tmp_path, monkeypatch):
-    read()
-
-    def fail(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "pwrite", fail)
-    with pytest.raises(DataError, match=r"node/table.*No space left on device"):
-        read(stage_directory=tmp_path / "node")
-    assert [path.suffix for path in (tmp_path / "node").iterdir()] == [".lock"]
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(0, 99), st.integers(1, 30))
-def test_nodes_share_the_units_of_a_file(sizes, begin, num_nodes):
-    ends = (begin + np.cumsum(sizes)).tolist()
-    units = list(zip([begin, *ends[:-1]], ends, strict=True))
-    shares = shares_of_nodes(units, num_nodes)
-    assert len(shares) == num_nodes
-    assert shares[0][0] == 0
-    assert shares[-1][1] == sum(sizes)
-    assert all(last == first for (_, last), (first, _) in pairwise(shares))
-    assert {begin + start for start, _ in shares} <= {start for start, _ in units} | {ends[-1]}
-
-
-def test_a_directory_that_cannot_be_written_is_an_error(read, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="--cache_dir"):
-        read(directory=tmp_path / "file/cache")
-
-
-def rewrite_header(path, changes):
-    """Changes the header of a cache and makes its digest right again."""
-    content = path.read_bytes()
-    num_bytes = cache_file.FIXED.unpack_from(content)[2]
-    start = cache_file._first_byte(num_bytes)
-    text = changes
-    if not isinstance(changes, str):
-        header = json.loads(content[cache_file.FIXED.size : cache_file.FIXED.size + num_bytes])
-        text = json.dumps(changes(header))
-    text = text.encode()
-    fixed = cache_file.FIXED.pack(cache_file.MAGIC, xxhash.xxh3_128_digest(text), len(text))
-    padding = bytes(cache_file._first_byte(len(text)) - len(fixed) - len(text))
-    path.write_bytes(fixed + text + padding + content[start:])
+NO_TABLE = [
+    *("[" * 100_000, "", "[]", "{}"),
+    *({"shape": shape} for shape in (5, ["3", 2], [-3, -4], [1.5, 4])),
+    *({"slabs_xxh3": digests} for digests in ([], ["0", "0", "0"])),
+    {"columns": ["a"]},
+    *({"source": source} for source in ({}, {"path": "a"})),
+    *({"source": {"path": path, "layout": {}}} for path in ("a\0", 5)),
+]
+"""Headers that do not describe a table, or what is changed in one for that."""
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("damage", "reason"),
     [
-        "[" * 100_000,
-        "[]",
-        "1",
-        "",
-        "{}",
-        *(
-            lambda header, changes=changes: header | changes
-            for changes in (
-                {"source": []},
-                {"source": {}},
-                {"shape": 5},
-                {"shape": ["3", 2]},
-                {"shape": [-3, -2]},
-                {"shape": [2**70, 2**70]},
-                {"shape": [2, 3]},
-                {"shape": [1.5, 4]},
-                {"columns": ["a"]},
-                {"columns": "ab"},
-                {"text": {"name": "xy"}},
-                {"text": {"name": ["x"]}},
-                {"text": {"name": []}},
-                {"slabs_xxh3": []},
-                {"slabs_xxh3": ["0", "0", "0"]},
-                {"slabs_xxh3": [1, 2]},
-            )
-        ),
-        lambda header: header | {"source": header["source"] | {"path": "a\0"}},
-        lambda header: header | {"source": header["source"] | {"path": 5}},
-        lambda header: header | {"source": {"path": header["source"]["path"]}},
-        lambda header: {key: header[key] for key in ("source", "shape")},
+        (with_pipe, "is not a file"),
+        *((truncated(num_bytes), "truncated") for num_bytes in (0, 39)),
+        (truncated(60), "header is damaged"),
+        *((truncated(num_bytes), "bytes instead of") for num_bytes in (4095, 4096, -1)),
+        (with_fixed(magic=b"CANDLEP1 cache 2"), "version"),
+        *((with_fixed(num_bytes=num), "header is damaged") for num in (10**9, 2**63, 2**64 - 1)),
+        *((with_header(header), "not describe a table") for header in NO_TABLE),
+        (with_header({"shape": [2**70, 2**70]}), "bytes instead of"),
+        *((with_header({"text": {"name": names}}), "its codes of text") for names in ([], ["x"])),
     ],
 )
-def test_a_cache_that_describes_no_table_is_rebuilt(read, parsed, tmp_path, changes):
-    first, _ = read()
-    path = only_cache(tmp_path)
-    rewrite_header(path, changes)
-    list(list_caches(path.parent))
-    table, notes = read()
-    same(first, table)
-    assert (len(parsed), len(notes)) == (2, 1)
-    assert next(list_caches(path.parent)).problem is None
+def test_a_damaged_cache_is_rebuilt(read, made, damage, reason):
+    damage(made)
+    list(list_caches(made.parent))  # lists it, too
+    table, (note,) = read()
+    assert content_of(table) == CONTENT
+    assert reason in note
+    assert next(list_caches(made.parent)).problem is None
 
 
-@pytest.mark.parametrize("num_header_bytes", [2**63, 2**64 - 1, 10**9])
-def test_a_header_that_claims_to_be_huge_is_not_read(read, parsed, tmp_path, num_header_bytes):
-    first, _ = read()
-    path = only_cache(tmp_path)
-    content = path.read_bytes()
-    magic, digest, _ = cache_file.FIXED.unpack_from(content)
-    fixed = cache_file.FIXED.pack(magic, digest, num_header_bytes)
-    path.write_bytes(fixed + content[len(fixed) :])
-    same(first, read()[0])
-    assert len(parsed) == 2
-
-
-def test_a_cache_of_another_version_is_rebuilt(read, tmp_path):
-    first, _ = read()
-    path = only_cache(tmp_path)
-    path.write_bytes(b"CANDLEP1 cache 2" + path.read_bytes()[16:])
-    table, notes = read()
-    same(first, table)
-    assert "version" in notes[0]
-
-
-def test_a_pipe_in_the_place_of_a_cache_is_replaced(read, tmp_path):
-    first, _ = read()
-    path = only_cache(tmp_path)
-    path.unlink()
-    os.mkfifo(path)
-    same(first, read()[0])
-    assert path.is_file()
-
-
-def test_a_cache_that_another_job_removes_is_made_again(read, parsed, tmp_path, monkeypatch):
-    first, _ = read()
-    path, check = only_cache(tmp_path), cache.check_header
+def test_a_cache_that_another_job_removes_is_made_again(read, made, monkeypatch):
+    check = cache.check_header
 
     def check_and_remove(*arguments):
         found = check(*arguments)
-        path.unlink()
+        made.unlink()
         monkeypatch.setattr(cache, "check_header", check)
         return found
 
     monkeypatch.setattr(cache, "check_header", check_and_remove)
-    same(first, read()[0])
-    assert len(parsed) == 2
+    assert content_of(read()[0]) == CONTENT
+    assert made.exists()
 
 
-def test_caches_are_listed_with_their_problems(read, source, tmp_path):
-    read()
-    (listed,) = list_caches(tmp_path / "cache")
-    assert listed.problem is None
-    assert listed.source["path"] == str(source)
-    source.write_text(TEXT + "z,0,0\n")
-    assert "size" in next(list_caches(tmp_path / "cache")).problem
-    listed.path.write_text("junk")
-    assert "truncated" in next(list_caches(tmp_path / "cache")).problem
+@pytest.fixture
+def other(tmp_path):
+    other = tmp_path / "other.csv"
+    other.write_text(TEXT)
+    return other
 
 
-def test_the_command_lists_and_removes_caches(read, tmp_path):
-    read()
-    directory = str(tmp_path / "cache")
-    (tmp_path / "cache/.x.table.partial").write_text("")
-    shown = CliRunner().invoke(cli, ["data", "cache", "--cache_dir", directory])
+def test_the_limit_removes_the_least_recently_used_cache(read, made, other, tmp_path):
+    os.utime(made, (1, 1))
+    (tmp_path / "third.csv").write_text(TEXT)
+    read(tmp_path / "third.csv")
+    _, (note,) = read(other, limit_bytes=2 * made.stat().st_size + 10)
+    assert not made.exists()
+    names = {path.name.partition(".")[0] for path in (tmp_path / "cache").glob("*.table")}
+    assert names == {"third", "other"}
+    assert str(made) in note
+
+
+def test_what_does_not_fit_beside_the_caches_of_a_run_is_not_cached(read, made, source, other):
+    assert content_of(read(other, limit_bytes=10)[0]) == CONTENT
+    settings = CacheSettings(made.parent, limit_bytes=made.stat().st_size + 10)
+    notes = []
+    for path in (source, other):  # of one run, which would remove the first again and again
+        read_cached(path, LAYOUT, Loading(cache=settings, notify=notes.append))
+    assert list(made.parent.glob("*.table")) == [made]
+    (note,) = notes
+    assert f"{other} (" in note
+    assert "(cache_limit)" in note
+
+
+def test_a_copy_on_the_node_is_used_and_repaired(read, made, tmp_path):
+    node = {"stage_directory": tmp_path / "node"}
+    read(**node)
+    (copy,) = (tmp_path / "node").glob("*.table")
+    before = copy.stat().st_ino
+    assert content_of(read(**node)[0]) == CONTENT
+    assert copy.stat().st_ino == before
+    content = bytearray(copy.read_bytes())
+    content[-1] ^= 1
+    copy.write_bytes(content)
+    table, (note,) = read(**node)
+    assert content_of(table) == CONTENT
+    assert "digest" in note
+    read(**node)
+    assert copy.read_bytes() == made.read_bytes()
+
+
+@pytest.mark.parametrize("succeeds", [True, False])
+def test_a_copy_that_another_job_is_making_is_waited_for(read, made, monkeypatch, succeeds):
+    copy = made.parent.parent / "node" / made.name
+    copy.parent.mkdir()
+    has_read, found = threading.Event(), []
+    read_content = cache.read_content
+
+    def read_and_say(*arguments, **named):
+        table = read_content(*arguments, **named)
+        has_read.set()
+        return table
+
+    monkeypatch.setattr(cache, "read_content", read_and_say)
+    with filelock.FileLock(copy.with_suffix(".lock")):
+        job = threading.Thread(target=lambda: found.append(read(stage_directory=copy.parent)[0]))
+        job.start()
+        assert has_read.wait(60)  # before it waits, together with the other nodes of its job
+        assert not copy.exists()
+        if succeeds:
+            shutil.copyfile(made, copy)
+            other = copy.stat().st_ino
+    job.join(60)
+    assert content_of(found[0]) == CONTENT
+    assert copy.read_bytes() == made.read_bytes()
+    assert not succeeds or copy.stat().st_ino == other
+    assert sorted(path.suffix for path in copy.parent.iterdir()) == [".lock", ".table"]
+
+
+def full_disk(*_, **options):
+    raise OSError(28, "No space left on device")
+
+
+def damaged_copy(made, node, patch):
+    """The nodes' copies are damaged, and one cannot be removed."""
+    for directory in (node, node.with_name("first")):
+        directory.mkdir()
+        (directory / made.name).write_bytes(made.read_bytes()[:-1] + b"x")
+    unlink = Path.unlink
+
+    def unlink_elsewhere(path, **options):
+        (full_disk if path.parent == node else unlink)(path, **options)
+
+    patch.setattr(Path, "unlink", unlink_elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "problem"),
+    [
+        (lambda made, node, patch: patch.setattr(os, "fsync", full_disk), "No space left"),
+        (lambda made, node, patch: node.write_text(""), "Not a directory|File exists"),
+        (lambda made, node, patch: node.symlink_to("x" * 300), "File name too long"),
+        (damaged_copy, "No space left"),
+    ],
+)
+def test_a_copy_that_cannot_be_made_ends_the_load_on_all_ranks(
+    source, made, tmp_path, monkeypatch, prepare, problem
+):
+    prepare(made, tmp_path / "node", monkeypatch)
+
+    def read(comm):
+        stage = tmp_path / ("node" if comm.node else "first")
+        settings = CacheSettings(made.parent, stage_directory=stage)
+        with pytest.raises(CandleError, match=problem):
+            read_cached(source, LAYOUT, Loading(comm=comm, cache=settings))
+
+    SimulatedJob(4, 2).run(read)
+    assert not any(name.endswith(".partial") for *_, names in os.walk(tmp_path) for name in names)
+
+
+def test_a_directory_that_cannot_be_written_is_an_error(read, tmp_path):
+    (tmp_path / "file").write_text("")
+    for directory in (tmp_path / "file/cache", tmp_path / ("x" * 300)):
+        with pytest.raises(DataError, match="--cache_dir"):
+            read(directory=directory)
+
+
+def test_caches_are_listed_and_removed(made, source):
+    options = ["data", "cache", "--cache_dir", str(made.parent)]
+    (made.parent / ".x.table.partial").write_text("")
+    shown = CliRunner().invoke(cli, options)
     assert shown.exit_code == 0
-    assert str(only_cache(tmp_path)) in shown.output
+    assert str(made) in shown.output
     assert "1 cached table, " in shown.output
-    options = ["--cache_dir", directory, "--clear", "--json", "-"]
-    cleared = json.loads(CliRunner().invoke(cli, ["data", "cache", *options]).stdout)
+    (listed,) = list_caches(made.parent)
+    assert (listed.problem, listed.source["path"]) == (None, str(source))
+    cleared = json.loads(CliRunner().invoke(cli, [*options, "--clear", "--json", "-"]).stdout)
     assert len(cleared["caches"]) == 1
-    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
+    assert [path.suffix for path in made.parent.iterdir()] == [".lock"]
 
 
 def read_once(path, directory):
     calls = []
     parse = cache.read_together
-    cache.read_together = lambda *a, **k: calls.append(1) or parse(*a, **k)
-    table = read_cached(path, LAYOUT, SerialCommunicator(), CacheSettings(directory))
+    cache.read_together = lambda *arguments: calls.append(1) or parse(*arguments)
+    table = read_cached(path, LAYOUT, Loading(cache=CacheSettings(directory)))
     return len(calls), table.sha256()
 
 
@@ -396,7 +370,7 @@ def test_only_one_of_eight_processes_makes_the_cache(source, tmp_path):
 def write_forever(source, directory, ready):
     ready.set()
     while True:
-        read_cached(source, CsvLayout(), SerialCommunicator(), CacheSettings(directory))
+        read_cached(source, CsvLayout(), Loading(cache=CacheSettings(directory)))
         for path in directory.glob("*.table"):
             path.unlink()
 
@@ -404,8 +378,7 @@ def write_forever(source, directory, ready):
 @pytest.mark.extended
 def test_killing_a_writer_leaves_no_partial_cache(read, tmp_path):
     source, directory = tmp_path / "big.csv", tmp_path / "cache"
-    row = ",".join(["1.5"] * 2000) + "\n"
-    source.write_text(row * 500)
+    source.write_text((",".join(["1.5"] * 2000) + "\n") * 500)
     context = multiprocessing.get_context("spawn")
     for delay in np.linspace(0.01, 0.2, 8):
         ready = context.Event()
@@ -415,8 +388,7 @@ def test_killing_a_writer_leaves_no_partial_cache(read, tmp_path):
         time.sleep(delay)
         process.kill()
         process.join()
-        for cached in list_caches(directory):
-            assert cached.problem is None
+        assert all(cached.problem is None for cached in list_caches(directory))
         table, notes = read(source, CsvLayout())
         assert notes == []
         assert table.values.shape == (500, 2000)

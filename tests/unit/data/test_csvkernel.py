@@ -136,48 +136,6 @@ def test_runs_of_single_digits_are_parsed(num_columns):
             assert parse(text, wrong)[1][:2] == (0, num_columns)
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        (b"1,2\n3\n", (4, 1, 0, b"")),
-        (b"1,2\n\n3,4,5\n", (5, 3, 0, b"")),
-        (b"1,2\n3,x\n", (4, 2, 1, b"x")),
-        (b"1,2\n3,1e39\n", (4, 2, 1, b"1e39")),
-        (b"1,2\n3,inf\n", (4, 2, 1, b"inf")),
-        (b"1,2\n,4\n", (4, 2, 0, b"")),
-        (b'1,2\n3,"4\n5,6\n', (4, 2, 1, b'"4\n')),
-        (b'1,2\n3,"4"4\n', (4, 2, 1, b'"4"4\n')),
-        (b"1,2\n3\r,4\n", (4, 2, 0, b"3\r")),
-        (b"1,2\n3,\r4\n", (4, 2, 1, b"\r4")),
-    ],
-)
-def test_the_first_wrong_line_is_reported(text, problem):
-    found = parse(text, 2)[1]
-    assert (found[0], found[1]) == problem[:2]
-    if found[1] == 2:
-        assert found == problem
-
-
-def test_text_is_coded_in_order_of_appearance():
-    text = b'b,1,"x, ""y"""\na,2,z\nb,3,z\n'
-    layout = kernel.Layout([True, False, True])
-    values, codes = np.empty((3, 1), np.float32), np.full((2, 3), -1, np.int32)
-    raw = np.frombuffer(text, np.uint8)
-    num_rows, names, problem = kernel.parse(raw, 0, len(raw), layout, values, codes, 0)
-    assert (num_rows, problem) == (3, None)
-    assert names == [[b"b", b"a"], [b'x, "y"', b"z"]]
-    np.testing.assert_array_equal(codes, [[0, 1, 0], [0, 1, 1]])
-    np.testing.assert_array_equal(values[:, 0], [1, 2, 3])
-
-
-def test_only_the_given_rows_are_written():
-    raw = np.frombuffer(b"junk1,2\n3,4\njunk", np.uint8)
-    values, codes = np.full((5, 2), 9, np.float32), np.empty((0, 5), np.int32)
-    layout = kernel.Layout([False, False])
-    assert kernel.parse(raw, 4, 12, layout, values, codes, 2)[0] == 2
-    np.testing.assert_array_equal(values, [[9, 9], [9, 9], [1, 2], [3, 4], [9, 9]])
-
-
 def test_wrong_arrays_and_ranges_are_refused():
     raw = np.frombuffer(b"1,2\n3,4\n", np.uint8)
     layout = kernel.Layout([False, False])

@@ -9,11 +9,12 @@ import platform
 import re
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from candle_p1.data import huge_pages, shared
+from candle_p1.data import huge_pages
 from candle_p1.data.cooperative import read_together
 from candle_p1.data.huge_pages import HUGE_BYTES, HugeFile
 from candle_p1.data.shared import NodeArray, sharers
@@ -54,6 +55,22 @@ def file(request):
         yield opened.fileno(), request.param == MEMORY
 
 
+@pytest.fixture
+def huge():
+    """A file in memory, mapped, and its descriptor."""
+    with tempfile.TemporaryFile(dir=MEMORY) as opened:
+        os.truncate(opened.fileno(), NUM_PAGES * HUGE_BYTES)
+        yield HugeFile(opened.fileno(), NUM_PAGES * HUGE_BYTES, in_memory=True), opened.fileno()
+
+
+def flags_of(array):
+    return re.search("VmFlags:.*", mapping_of(array))[0]
+
+
+def bytes_of(descriptor):
+    return os.fstat(descriptor).st_blocks * 512
+
+
 def test_the_matrix_of_a_single_rank_is_private_and_in_huge_pages(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("1,2,3\n4,5,6\n")
@@ -64,7 +81,7 @@ def test_the_matrix_of_a_single_rank_is_private_and_in_huge_pages(tmp_path):
     mapping = mapping_of(values)
     assert re.match(r"\S+ rw-p \S+ 00:00 0 *\n", mapping), "no file, and nobody else sees it"
     if huge_pages.are_available():
-        assert " hg" in re.search("VmFlags:.*", mapping)[0]
+        assert " hg" in flags_of(values)
 
 
 def test_what_others_have_written_stays(file):
@@ -85,31 +102,25 @@ def test_what_others_have_written_stays(file):
 
 
 @needs_collapse
-def test_pages_of_files_in_memory_are_huge_on_request():
-    with tempfile.TemporaryFile(dir=MEMORY) as opened:
-        os.truncate(opened.fileno(), NUM_PAGES * HUGE_BYTES)
-        huge = HugeFile(opened.fileno(), NUM_PAGES * HUGE_BYTES, in_memory=True)
-        array = np.frombuffer(huge.memory, np.uint8)
-        assert huge.fill(HUGE_BYTES + 10, HUGE_BYTES + 20)
-        pages = int(re.search(r"ShmemPmdMapped: *(\d+)", mapping_of(array))[1])
-        assert pages << 10 == HUGE_BYTES
-        assert os.fstat(opened.fileno()).st_blocks * 512 == HUGE_BYTES, "and no others"
+def test_pages_of_files_in_memory_are_huge_on_request(huge):
+    mapped, descriptor = huge
+    assert mapped.fill(HUGE_BYTES + 10, HUGE_BYTES + 20)
+    array = np.frombuffer(mapped.memory, np.uint8)
+    pages = int(re.search(r"ShmemPmdMapped: *(\d+)", mapping_of(array))[1])
+    assert pages << 10 == HUGE_BYTES
+    assert bytes_of(descriptor) == HUGE_BYTES, "and no others"
 
 
 def test_a_file_on_disk_or_a_kernel_that_cannot_is_asked_once(file, monkeypatch):
     descriptor, _ = file
-    asked = []
+    asked, libc = [], huge_pages._libc()
 
-    class Libc:
-        def __init__(self, libc):
-            self.mmap, self.munmap = libc.mmap, libc.munmap
+    def refuse(*_):
+        asked.append(huge_pages.ctypes.set_errno(errno.EINVAL))
+        return -1
 
-        def madvise(self, *_):
-            asked.append(huge_pages.ctypes.set_errno(errno.EINVAL))
-            return -1
-
-    libc = Libc(huge_pages._libc())
-    monkeypatch.setattr(huge_pages, "_libc", lambda: libc)
+    fake = SimpleNamespace(mmap=libc.mmap, munmap=libc.munmap, madvise=refuse)
+    monkeypatch.setattr(huge_pages, "_libc", lambda: fake)
     monkeypatch.setattr(huge_pages, "are_available", lambda: True)
     huge = HugeFile(descriptor, NUM_PAGES * HUGE_BYTES, in_memory=True)
     assert not huge.fill(0, 10)
@@ -142,51 +153,25 @@ def test_the_memory_is_freed_with_the_last_array():
         array = NodeArray((HUGE_BYTES,), np.float32, comm)
         view = array.keep(10)[2:5]
         assert sharers(view) is comm
-        address = view.ctypes.data
-        mapping_of(view)
-        return address
+        return re.search(r"candle_p1-\w+", mapping_of(view))[0]
 
-    addresses = SimulatedJob(2, 2).run(work)
-    maps = Path("/proc/self/maps").read_text()
-    assert not [line for line in maps.splitlines() if "candle_p1-" in line]
-    assert len(addresses) == 2
-
-
-def test_small_arrays_need_no_huge_pages():
-    def work(comm):
-        array = NodeArray((1000,), np.float32, comm)
-        comm.barrier()
-        assert not array.fill(0, 1000)
-        assert shared.SMALLEST_FILL_BYTES > 4000
-        array.keep(0)
-
-    SimulatedJob(2, 2).run(work)
+    files = SimulatedJob(2, 2).run(work)
+    assert not any(file in Path("/proc/self/maps").read_text() for file in files)
 
 
 @pytest.mark.parametrize("slow_s", [0.0, 100.0], ids=["slow", "fast"])
 @needs_collapse
-def test_no_more_huge_pages_are_asked_for_once_one_was_slow(monkeypatch, slow_s):
+def test_no_more_huge_pages_are_asked_for_once_one_was_slow(monkeypatch, huge, slow_s):
     monkeypatch.setattr(huge_pages, "SLOW_S", slow_s)
     array = NodeArray((NUM_PAGES * HUGE_BYTES,), np.float32, SerialCommunicator())
     values = array.array
     for first in range(0, len(values), HUGE_BYTES):
         assert array.fill(first, first + HUGE_BYTES), "stores to private memory are always possible"
         values[first : first + HUGE_BYTES] = 1
-    assert " hg" in re.search("VmFlags:.*", mapping_of(values))[0]
-    assert (" nh" in re.search("VmFlags:.*", mapping_of(values[-1:]))[0]) == (slow_s == 0)
-    with tempfile.TemporaryFile(dir=MEMORY) as opened:
-        os.truncate(opened.fileno(), NUM_PAGES * HUGE_BYTES)
-        huge = HugeFile(opened.fileno(), NUM_PAGES * HUGE_BYTES, in_memory=True)
-        assert huge.fill(0, 10)
-        assert huge.fill(HUGE_BYTES, HUGE_BYTES + 10) == (slow_s > 0)
-
-
-@needs_collapse
-def test_of_several_slow_pages_only_the_first_is_made_huge(monkeypatch):
-    monkeypatch.setattr(huge_pages, "SLOW_S", 0.0)
-    with tempfile.TemporaryFile(dir=MEMORY) as opened:
-        os.truncate(opened.fileno(), NUM_PAGES * HUGE_BYTES)
-        huge = HugeFile(opened.fileno(), NUM_PAGES * HUGE_BYTES, in_memory=True)
-        assert not huge.fill(0, NUM_PAGES * HUGE_BYTES)
-        small = os.sysconf("SC_PAGE_SIZE") * (NUM_PAGES - 1)
-        assert os.fstat(opened.fileno()).st_blocks * 512 == HUGE_BYTES + small
+    assert " hg" in flags_of(values)
+    assert (" nh" in flags_of(values[-1:])) == (slow_s == 0)
+    mapped, descriptor = huge
+    assert mapped.fill(0, NUM_PAGES * HUGE_BYTES) == (slow_s > 0)
+    small = os.sysconf("SC_PAGE_SIZE") * (NUM_PAGES - 1)
+    expected = HUGE_BYTES + small if slow_s == 0 else NUM_PAGES * HUGE_BYTES
+    assert bytes_of(descriptor) == expected, "of several slow pages only the first is huge"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +12,7 @@ import pytest
 
 from candle_p1.data import shared
 from candle_p1.data.cooperative import read_together
-from candle_p1.data.csv import Loading
+from candle_p1.data.loading import Loading
 from candle_p1.data.node_sharing import agree_on_sharing
 from candle_p1.data.shared import NodeArray, allocate
 from candle_p1.data.table import CsvLayout
@@ -26,6 +25,8 @@ from tools.simulated import SimulatedJob
 def directories(monkeypatch, tmp_path):
     """Stand-ins for /dev/shm and the directory for temporary files."""
     memory, disk = tmp_path / "memory", tmp_path / "disk"
+    memory.mkdir()
+    disk.mkdir()
     for module in (shared, shared_file):
         monkeypatch.setattr(module, "MEMORY", memory)
     monkeypatch.setattr(tempfile, "tempdir", str(disk))
@@ -49,16 +50,18 @@ def agreed(num_ranks=5, ranks_per_node=2):
     return [node for (node, _), _ in results], warning
 
 
-def test_ranks_that_see_the_same_memory_share_it(directories):
-    memory, _ = directories
-    memory.mkdir()
+def open_files(directory):
+    """Returns what the process's open files in a directory are called in /proc."""
+    files = list(Path("/proc/self/fd").iterdir())
+    return [each for each in files if os.path.realpath(each).startswith(str(directory))]
+
+
+def test_ranks_share_what_they_see(directories):
+    memory, disk = directories
     assert agreed() == ([0, 0, 1, 1, 2], None)
     assert list(memory.iterdir()) == []
-
-
-def test_ranks_that_only_see_the_same_disk_share_a_file(directories):
-    _, disk = directories
-    disk.mkdir()
+    memory.rmdir()
+    assert agreed(3, 1) == ([0, 1, 2], None)  # who is alone asks nobody
     nodes, warning = agreed()
     assert nodes == [0, 0, 1, 1, 2]
     assert str(disk) in warning
@@ -66,6 +69,8 @@ def test_ranks_that_only_see_the_same_disk_share_a_file(directories):
 
 
 def test_ranks_that_see_nothing_in_common_have_a_copy_each(directories, tmp_path):
+    for directory in directories:
+        directory.rmdir()
     nodes, warning = agreed()
     assert nodes == [0, 1, 2, 3, 4]
     assert "3 nodes will hold 5 copies" in warning
@@ -75,37 +80,15 @@ def test_ranks_that_see_nothing_in_common_have_a_copy_each(directories, tmp_path
 
     def read(comm):
         ranks = agree_on_sharing(comm).comm
-        assert Loading("parallel", ranks).num_copies == comm.size
-        return read_together(path, CsvLayout(), ranks, block_bytes=64).values
+        assert Loading(comm=ranks).num_copies == comm.size
+        return read_together(path, CsvLayout(), Loading(comm=ranks, block_bytes=64)).values
 
     for values in SimulatedJob(5, 2).run(read):
         assert values.tobytes() == alone.tobytes()
 
 
-def test_one_rank_on_each_node_asks_nobody(directories):
-    assert agreed(3, 1) == ([0, 1, 2], None)
-
-
-def test_parts_of_nodes_are_nodes():
-    def work(comm):
-        ranks = comm.split_nodes(comm.local_rank % 2)
-        assert ranks.allgather(ranks.node) == [0, 1, 0, 2, 3, 2]
-        assert ranks.allgather(ranks.local_rank) == [0, 0, 1, 0, 0, 1]
-        assert ranks.local.allgather(comm.rank) == [
-            rank
-            for rank in range(6)
-            if rank // 3 == comm.node and rank % 3 % 2 == comm.local_rank % 2
-        ]
-        values = np.full(4, ranks.node)
-        ranks.share_between_nodes(values, [(0, 1), (1, 2), (2, 3), (3, 4)])
-        assert ranks.local_rank or values.tolist() == [0, 1, 2, 3]
-
-    SimulatedJob(6, 3).run(work)
-
-
 def test_a_file_that_another_rank_does_not_see_is_an_error_of_all(directories):
     memory, _ = directories
-    memory.mkdir()
 
     def work(comm):
         def receive_name(value, root=0):
@@ -120,14 +103,11 @@ def test_a_file_that_another_rank_does_not_see_is_an_error_of_all(directories):
 
     SimulatedJob(3, 3).run(work)
     assert list(memory.iterdir()) == []
-    files = (os.path.realpath(each) for each in Path("/proc/self/fd").iterdir())
-    assert not [file for file in files if file.startswith(str(memory))], "nobody keeps it open"
+    assert open_files(memory) == []
 
 
 def test_what_some_ranks_have_allocated_is_freed_if_others_find_no_room(directories, monkeypatch):
-    memory, disk = directories
-    memory.mkdir()
-    disk.mkdir()
+    memory, _ = directories
     reserve = NodeArray.reserve
 
     def reserve_in_small_memory(array, first, last):
@@ -137,8 +117,7 @@ def test_what_some_ranks_have_allocated_is_freed_if_others_find_no_room(director
 
     monkeypatch.setattr(NodeArray, "reserve", reserve_in_small_memory)
     arrays = SimulatedJob(2, 2).run(lambda comm: allocate((100_000,), np.float32, comm))
-    files = [each for each in Path("/proc/self/fd").iterdir() if each.exists()]
-    sizes = [each.stat().st_size for each in files if str(memory) in os.path.realpath(each)]
+    sizes = [each.stat().st_size for each in open_files(memory)]
     assert all(size <= 1 for size in sizes), "as long as something refers to the mapping"
     assert [array.keep(10).size for array in arrays] == [10, 10]
 
@@ -164,8 +143,6 @@ def test_mpi_has_room_left(directories, monkeypatch, total, free, num_ranks, mos
 
 def test_a_table_for_which_there_is_no_room_gives_back_what_it_took(directories, monkeypatch):
     memory, disk = directories
-    memory.mkdir()
-    disk.mkdir()
     (disk / "table.csv").write_text("1,2\n" * 1000)
     checked = []
 
@@ -175,9 +152,11 @@ def test_a_table_for_which_there_is_no_room_gives_back_what_it_took(directories,
             raise OSError(28, "no room any more")
 
     monkeypatch.setattr(shared, "check_room", check)
-    read = partial(read_together, disk / "table.csv", CsvLayout(), block_bytes=100)
-    tables = SimulatedJob(2, 2).run(read)
+    tables = SimulatedJob(2, 2).run(
+        lambda comm: read_together(
+            disk / "table.csv", CsvLayout(), Loading(comm=comm, block_bytes=100)
+        )
+    )
     assert (checked[0], checked[-1]) == (memory, disk)
     assert all((table.values == [1, 2]).all() for table in tables)
-    files = (os.path.realpath(each) for each in Path("/proc/self/fd").iterdir())
-    assert not [file for file in files if file.startswith(str(memory))]
+    assert open_files(memory) == []

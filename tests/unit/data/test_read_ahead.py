@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 
 from candle_p1.data.read_ahead import NUM_BUFFERS, ReadAhead
 from candle_p1.data.source import Source
-from candle_p1.errors import DataError
 from candle_p1.instrument import reading
 
 LIMIT_S = 60
@@ -23,32 +23,19 @@ LIMIT_S = 60
 class Bytes(Source):
     """A source in memory, which says when a read begins, and waits before it ends."""
 
-    def __init__(self, content):
+    def __init__(self, content, broken=None):
         super().__init__(Path("table.csv"), -1, len(content), 0)
-        self.content = content
-        self.begun = {}  # an event for each position
+        self.content, self.broken = content, broken or {}  # errors, by position
+        self.begun = defaultdict(threading.Event)  # by position
         self.may_end = {}
-        self.broken = None  # the position from which on nothing can be read
-
-    def event(self, events, position):
-        return events.setdefault(position, threading.Event())
 
     def read(self, into, start):
-        self.event(self.begun, start).set()
+        self.begun[start].set()
         if start in self.may_end:
             assert self.may_end[start].wait(LIMIT_S)
-        if self.broken is not None and start >= self.broken:
-            raise OSError(errno.EIO, "Input/output error")
+        if start in self.broken:
+            raise self.broken[start]
         into[:] = self.content[start : start + len(into)]
-
-
-def taken(source, bounds, num_threads=1):
-    with ReadAhead(source, bounds, num_threads) as ahead:
-        for start, stop in bounds:
-            block = ahead.take()
-            assert (block.start, block.stop) == (start, stop)
-            yield block
-            ahead.give_back(block)
 
 
 @given(
@@ -56,81 +43,59 @@ def taken(source, bounds, num_threads=1):
     cuts=st.lists(st.integers(0, 100), max_size=10),
     num_threads=st.integers(1, 4),
 )
-def test_blocks_have_the_bytes_of_the_file(content, cuts, num_threads):
+def test_all_bytes_are_read_once_into_three_buffers(content, cuts, num_threads):
     bounds = list(pairwise(sorted({0, len(content), *(cut % (len(content) + 1) for cut in cuts)})))
-    blocks = taken(Bytes(content), bounds, num_threads)
-    assert b"".join(bytes(b.buffer[: b.stop - b.start]) for b in blocks) == content
+    log, found, buffers = reading.ReadLog(), b"", set()
+    with reading.active(log), ReadAhead(Bytes(content), bounds, num_threads) as ahead:
+        for start, stop in bounds:
+            block = ahead.take()
+            assert (block.start, block.stop, block.error) == (start, stop, None)
+            found += block.buffer[: stop - start]
+            buffers.add(id(block.buffer))
+            ahead.give_back(block)
+    assert found == content
+    assert len(buffers) == min(NUM_BUFFERS, len(bounds))
+    assert sum(read.num_bytes for read in log.reads) == len(content)
+    assert len(log.reads) == num_threads * len(bounds)
 
 
 def test_the_next_block_is_read_while_two_are_in_use():
     source = Bytes(b"abcdefghij")
-    bounds = [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10)]
-    for position in (6, 8):
-        source.event(source.may_end, position)
-    with ReadAhead(source, bounds, 1) as ahead:
+    source.may_end = {6: threading.Event()}
+    with ReadAhead(source, [(i, i + 2) for i in range(0, 10, 2)], 1) as ahead:
         # Nobody has asked for a block, and the first three are read.
-        for position in (0, 2, 4):
-            assert source.event(source.begun, position).wait(LIMIT_S)
+        assert all(source.begun[position].wait(LIMIT_S) for position in (0, 2, 4))
         first, second = ahead.take(), ahead.take()
-        assert (bytes(first.buffer), bytes(second.buffer)) == (b"ab", b"cd")
         # The fourth one is read while the second is in use, and only once the first is not.
-        assert not source.event(source.begun, 6).is_set()
+        assert not source.begun[6].is_set()
         ahead.give_back(first)
-        assert source.event(source.begun, 6).wait(LIMIT_S)
+        assert source.begun[6].wait(LIMIT_S)
         assert (bytes(second.buffer), bytes(ahead.take().buffer)) == (b"cd", b"ef")
-        ahead.give_back(second)
         source.may_end[6].set()
         assert bytes(ahead.take().buffer) == b"gh"
-        source.may_end[8].set()
-        assert bytes(ahead.take().buffer) == b"ij"
 
 
-def test_no_more_than_three_blocks_are_in_memory():
-    bounds = [(i, i + 3) for i in range(0, 30, 3)]
-    blocks = taken(Bytes(bytes(30)), bounds)
-    assert len({id(block.buffer) for block in blocks}) == NUM_BUFFERS == 3
-
-
-def test_a_block_that_cannot_be_read_has_an_error():
-    source = Bytes(bytes(30))
-    source.broken = 9
-    with ReadAhead(source, [(i, i + 3) for i in range(0, 30, 3)], 3) as ahead:
+def test_a_block_that_cannot_be_read_has_an_error_and_other_errors_are_raised():
+    source = Bytes(bytes(30), {9: OSError(errno.EIO, "Input/output error"), 12: ZeroDivisionError})
+    with ReadAhead(source, [(i, i + 3) for i in range(0, 15, 3)], 3) as ahead:
         blocks = [ahead.take() for _ in range(3)]
         assert [block.error for block in blocks] == [None] * 3
-        ahead.give_back(blocks[0])
-        error = ahead.take().error
-    assert isinstance(error, DataError)
-    assert str(error) == "table.csv: the file cannot be read: Input/output error"
+        for block in blocks[:2]:
+            ahead.give_back(block)
+        assert str(ahead.take().error) == "table.csv: the file cannot be read: Input/output error"
+        with pytest.raises(ZeroDivisionError):
+            ahead.take()
 
 
 def test_nothing_is_read_after_a_stop():
     source = Bytes(bytes(15))
-    for position in (3, 6, 9, 12):
-        source.event(source.may_end, position)
+    source.may_end = {position: threading.Event() for position in (3, 6, 9, 12)}
     with ReadAhead(source, [(i, i + 3) for i in range(0, 15, 3)], 1) as ahead:
-        ahead.give_back(ahead.take())
-        assert source.event(source.begun, 3).wait(LIMIT_S)
+        block = ahead.take()
+        assert source.begun[3].wait(LIMIT_S)
         ahead.stop()
+        ahead.give_back(block)
         source.may_end[3].set()
-    assert sorted(source.begun) == [0, 3]
-
-
-def test_other_errors_are_raised():
-    class Wrong(Bytes):
-        def read(self, into, start):
-            raise ZeroDivisionError
-
-    with (
-        ReadAhead(Wrong(b"abc"), [(0, 3)], 1) as ahead,
-        pytest.raises(ZeroDivisionError),
-    ):
         ahead.take()
-
-
-def test_every_read_is_logged():
-    log = reading.ReadLog()
-    with reading.active(log):
-        list(taken(Bytes(bytes(30)), [(0, 10), (10, 30)], num_threads=2))
-    list(taken(Bytes(bytes(30)), [(0, 10)]))
-    assert sorted(read.num_bytes for read in log.reads) == [5, 5, 10, 10]
-    assert all(read.begin_s <= read.end_s for read in log.reads)
+        assert not source.begun[9].wait(0.2)
+    assert not source.begun[6].is_set()

@@ -1,34 +1,42 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from candle_p1.data.samples import Chained, Computed, Samples, Selected, Several
+from candle_p1.data.samples import Chained, Computed, Samples, Selected, Several, pandas_sample
 
 X = np.arange(12.0).reshape(6, 2)
 Y = np.arange(6)
+ORDER = np.array([5, 0, 3, 3, 2, 1])
 
 
-def test_a_batch_is_taken_by_indices_or_by_a_slice():
-    samples = Samples(X, Y)
-    for which in (np.array([1, 2]), slice(1, 3)):
-        x, y = samples[which]
-        np.testing.assert_array_equal(x, X[1:3])
-        assert y.tolist() == [1, 2]
+@pytest.mark.parametrize("which", [slice(0, 0), slice(1, 5), slice(None), [5, 0, 3, 3], [-1]])
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (Chained([X[:1], X[1:1], X[1:4], X[4:]]), X),
+        (Selected(X, ORDER), X[ORDER]),
+        (Computed(X, lambda rows: rows.astype(np.int32)[:, :1]), X[:, :1].astype(np.int32)),
+    ],
+    ids=["chained", "selected", "computed"],
+)
+def test_rows_are_like_those_of_one_array(rows, expected, which):
+    which = np.array(which) if isinstance(which, list) else which
+    assert len(rows) == len(expected)
+    np.testing.assert_array_equal(rows[which], expected[which])
+    assert rows[which].dtype == expected.dtype
 
 
-def test_selected_rows_have_their_own_order():
-    rows = Selected(X, np.array([5, 0, 3]))
-    assert len(rows) == 3
-    np.testing.assert_array_equal(rows[1:], X[[0, 3]])
-    np.testing.assert_array_equal(rows[np.array([2, 0])], X[[3, 5]])
-
-
-def test_several_inputs_give_a_tuple():
-    samples = Samples(Several((X, Y)), Y)
-    (x, condition), _ = samples[np.array([4])]
-    assert x.tolist() == [[8, 9]]
-    assert condition.tolist() == [4]
+def test_several_inputs_are_a_tuple_and_several_outputs_have_names():
+    samples = Samples(Several((X, Y)), Several({"first": X[:, 0], "number": Y}))
+    assert len(samples) == 6
+    (x, condition), y = samples[slice(1, 3)]
+    np.testing.assert_array_equal(x, X[1:3])
+    assert condition.tolist() == [1, 2]
+    assert {name: part.tolist() for name, part in y.items()} == {"first": [2, 4], "number": [1, 2]}
 
 
 def test_only_the_first_samples_are_taken():
@@ -39,35 +47,6 @@ def test_only_the_first_samples_are_taken():
     np.testing.assert_array_equal(samples.first(2)[0:9][1], [0, 1])
 
 
-def test_several_outputs_have_names():
-    samples = Samples(X, Several({"first": X[:, 0], "number": Y}))
-    assert len(samples) == 6
-    _, y = samples[slice(1, 3)]
-    assert {name: part.tolist() for name, part in y.items()} == {"first": [2, 4], "number": [1, 2]}
-
-
-def test_rows_are_computed_for_each_batch():
-    calls = []
-
-    def compute(rows):
-        calls.append(len(rows))
-        return rows.astype(np.int32)[:, :1]
-
-    rows = Computed(X, compute)
-    assert len(rows) == 6
-    assert rows[np.array([5, 0])].tolist() == [[10], [0]]
-    assert calls == [2]
-    assert rows[0:1].dtype == np.int32
-
-
-@pytest.mark.parametrize("which", [slice(0, 0), slice(1, 5), slice(None), [5, 0, 3, 3], [-1]])
-def test_chained_arrays_are_like_one(which):
-    which = np.array(which) if isinstance(which, list) else which
-    chained = Chained([X[:1], X[1:1], X[1:4], X[4:]])
-    assert len(chained) == 6
-    np.testing.assert_array_equal(chained[which], X[which])
-
-
 def test_rows_that_are_their_own_targets_are_taken_once():
     taken = []
     rows = Computed(X, lambda rows: taken.append(len(rows)) or rows)
@@ -75,3 +54,10 @@ def test_rows_that_are_their_own_targets_are_taken_once():
         x, y = samples[slice(0, 3)]
         assert x is y
     assert taken == [3, 3]
+
+
+@given(st.integers(1, 300), st.floats(0, 1), st.integers(0, 2**32 - 1))
+def test_rows_are_those_that_pandas_samples(num_rows, fraction, seed):
+    frame = pd.DataFrame({"row": range(num_rows)})
+    expected = frame.sample(frac=fraction, random_state=seed)["row"].tolist()
+    assert pandas_sample(num_rows, fraction, seed).tolist() == expected

@@ -23,9 +23,8 @@ matrices = arrays(
 @given(both=matrices)
 def test_matrices_are_scaled_together_in_place(scaling, both):
     expected = SCALERS[scaling].fit_transform(both.astype(np.float64))
-    clear = (
-        both.std(axis=0, dtype=np.float64) > 1e-2
-    )  # otherwise the subtraction cancels all digits
+    # Otherwise the subtraction cancels all digits.
+    clear = both.std(axis=0, dtype=np.float64) > 1e-2
     scale_features(scaling, *np.array_split(both, 2))
     np.testing.assert_allclose(both[:, clear], expected[:, clear], atol=2e-2, rtol=1e-3)
     if scaling != "std":

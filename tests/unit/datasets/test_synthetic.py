@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from candle_p1.data.manifest import MANIFEST_NAME, Manifest, synthetic_facts
+from candle_p1.data.directory import MANIFEST_NAME, Manifest, synthetic_facts
 from candle_p1.datasets.synthetic import SyntheticFile, SyntheticRecipe, ensure, make
 from candle_p1.errors import DataError, ParameterError
 

@@ -5,12 +5,17 @@ import pickle
 import sys
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
-from candle_p1.distributed import comm as comm_module
-from candle_p1.distributed.comm import Attempt, MpiCommunicator, SerialCommunicator
-from candle_p1.distributed.launch_environment import MPI_VARIABLES
+from candle_p1.distributed.comm import (
+    MpiCommunicator,
+    SerialCommunicator,
+    agree,
+    attempt,
+    connect,
+    prepare_start,
+)
+from candle_p1.distributed.launch_environment import MPI_VARIABLES, launched_rank
 from candle_p1.errors import CandleError, DataError, DistributedError, ParameterError
 
 
@@ -25,30 +30,12 @@ class Ranks(SerialCommunicator):
         return None if found.count(None) == len(found) else found
 
 
-def fail(error):
-    def work():
-        raise error
-
-    return work
-
-
 def test_without_a_launcher_there_is_one_rank(monkeypatch):
-    monkeypatch.setattr(comm_module, "_communicator", None)
     for name in MPI_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    comm = comm_module.connect()
+    comm = connect()
     assert (comm.rank, comm.size, comm.num_nodes) == (0, 1, 1)
-    assert comm_module.connect() is comm
-
-
-def test_the_serial_communicator_returns_what_it_is_given():
-    comm = SerialCommunicator()
-    array = np.arange(3)
-    assert comm.broadcast("x") == "x"
-    assert comm.allgather(1) == [1]
-    total = comm.allreduce_sum(array)
-    assert total is not array
-    np.testing.assert_array_equal(total, array)
+    assert connect() is comm
 
 
 class Aborted(BaseException):
@@ -73,35 +60,57 @@ def test_ranks_are_ended_although_their_terminal_has_gone(monkeypatch):
     assert raised.value.args == (7,)
 
 
-def test_an_attempt_returns_its_result_if_no_rank_failed():
-    assert Attempt(lambda: 7).agree(Ranks("mine", None)) == 7
+NINE = [CandleError(f"e{rank}") for rank in range(9)]
 
 
-def test_an_error_that_all_ranks_share_is_raised_unchanged():
-    error = DataError("the file is empty", "x.csv")
-    with pytest.raises(DataError, match=r"x\.csv") as caught:
-        Attempt(fail(error)).agree(Ranks("mine", DataError("the file is empty", "x.csv")))
+@pytest.mark.parametrize(
+    ("mine", "others", "raised", "message"),
+    [
+        (DataError("empty", "x.csv"), [DataError("empty", "x.csv")], DataError, r"^x\.csv.*empty"),
+        (None, [ParameterError("no such file")], DistributedError, "^rank 1: no such file$"),
+        (NINE[0], NINE[1:], DistributedError, "and 5 more"),
+    ],
+)
+def test_errors_are_raised_on_all_ranks_and_say_whose_they_are(mine, others, raised, message):
+    def work():
+        if mine:
+            raise mine
+
+    with pytest.raises(raised, match=message) as caught:
+        agree(Ranks("mine", *others), work)
     assert caught.value.agreed
-
-
-def test_an_error_of_one_rank_is_raised_on_all_and_names_it():
-    with pytest.raises(DistributedError, match=r"^rank 1: no such file$") as caught:
-        Attempt(lambda: 7).agree(Ranks("mine", ParameterError("no such file")))
-    assert caught.value.agreed
-
-
-def test_many_different_errors_are_cut_short():
-    errors = [CandleError(f"e{rank}") for rank in range(9)]
-    with pytest.raises(DistributedError, match="and 5 more"):
-        Attempt(fail(errors[0])).agree(Ranks("mine", *errors[1:]))
+    assert agree(Ranks("mine", None), lambda: 7) == 7
 
 
 def test_errors_other_than_ours_are_raised_at_once():
     with pytest.raises(ZeroDivisionError):
-        Attempt(lambda: 1 / 0)
+        attempt(lambda: 1 / 0)
 
 
 def test_data_errors_travel_between_ranks():
     error = pickle.loads(pickle.dumps(DataError("bad", "x.csv", line=3, column=2)))
     assert str(error) == "x.csv, line 3, column 2: bad"
     assert (error.line, error.column) == (3, 2)
+
+
+OF_ONE_NODE = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+
+
+@pytest.mark.parametrize(
+    ("environ", "chosen"),
+    [
+        (OF_ONE_NODE, "^ofi"),
+        (OF_ONE_NODE | {"OMPI_MCA_btl": "tcp,self"}, "tcp,self"),
+        (OF_ONE_NODE | {"OMPI_COMM_WORLD_SIZE": "4"}, None),  # of two nodes
+        ({"SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}, None),
+    ],
+)
+def test_ranks_of_one_node_do_without_libfabric_unless_the_user_has_chosen(environ, chosen):
+    found = dict(environ)
+    prepare_start(launched_rank(found), found)
+    assert found.get("OMPI_MCA_btl") == chosen

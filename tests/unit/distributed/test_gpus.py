@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from candle_p1.distributed import devices, gpus, installation
+from candle_p1.distributed import devices, gpus
 from candle_p1.distributed.gpus import GpuRequest, Lack, check_gpus, requested_gpus, why_none
 from candle_p1.errors import ParameterError, SetupError
 from tools.simulated import SimulatedJob
@@ -19,31 +19,31 @@ SLURM = "SLURM_GPUS_ON_NODE"
 
 
 @pytest.mark.parametrize(
-    ("indices", "environ", "num", "origin"),
+    ("indices", "environ", "asked"),
     [
-        (None, {PER_NODE: "4"}, 4, f"{PER_NODE}=4"),
-        (None, {SLURM: "8"}, 8, f"{SLURM}=8"),
-        (None, {PER_NODE: "2", SLURM: "8"}, 2, f"{PER_NODE}=2"),
-        ([0, 2], {PER_NODE: "0"}, 3, "--gpus 0 2"),
+        (None, {PER_NODE: "4"}, (4, f"{PER_NODE}=4")),
+        (None, {SLURM: "8"}, (8, f"{SLURM}=8")),
+        (None, {PER_NODE: "2", SLURM: "8"}, (2, f"{PER_NODE}=2")),
+        ([0, 2], {PER_NODE: "0"}, (3, "--gpus 0 2")),
+        (None, {}, None),
+        ([], {PER_NODE: "0", SLURM: "8"}, None),
+        (None, {SLURM: "unknown"}, None),
     ],
 )
-def test_a_job_asks_by_flag_variable_or_scheduler(indices, environ, num, origin):
+def test_a_job_asks_by_flag_variable_or_scheduler_or_not_at_all(indices, environ, asked):
     request = requested_gpus(indices, environ)
-    assert (request.num, request.origin) == (num, origin)
+    assert (request and (request.num, request.origin)) == asked
 
 
-@pytest.mark.parametrize(
-    "environ", [{}, {PER_NODE: "0"}, {PER_NODE: "0", SLURM: "8"}, {SLURM: ""}, {SLURM: "unknown"}]
-)
-def test_a_job_that_asks_for_none(environ):
-    assert requested_gpus(None, environ) is None
-    assert requested_gpus([], environ) is None
+def tensorflow(*, with_gpus):
+    test = SimpleNamespace(is_built_with_gpu_support=lambda: with_gpus)
+    return SimpleNamespace(test=test)
 
 
 @pytest.fixture
 def has_support(monkeypatch):
     """TensorFlow with support for GPUs, on a node whose devices are those that a test names."""
-    monkeypatch.setattr(gpus, "tensorflow_has_gpu_support", lambda: True)
+    monkeypatch.setitem(sys.modules, "tensorflow", tensorflow(with_gpus=True))
 
     def has_devices(*names):
         found = SimpleNamespace(glob=lambda pattern: [n for n in names if n[:3] == pattern[:3]])
@@ -56,11 +56,9 @@ def has_support(monkeypatch):
     ("environ", "there", "why"),
     [
         ({"CUDA_VISIBLE_DEVICES": ""}, ["nvidia0"], "CUDA_VISIBLE_DEVICES='' hides all GPUs"),
-        ({"CUDA_VISIBLE_DEVICES": "-1"}, ["nvidia0"], "CUDA_VISIBLE_DEVICES='-1' hides"),
         ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, [], "CUDA_VISIBLE_DEVICES='NoDevFiles' hides"),
         ({"ROCR_VISIBLE_DEVICES": ""}, ["kfd"], "ROCR_VISIBLE_DEVICES='' hides all GPUs"),
         ({"CUDA_VISIBLE_DEVICES": "0,1"}, [], "no /dev/nvidia0, no /dev/kfd"),
-        ({}, ["nvidia0"], "TensorFlow cannot use those that the system shows"),
         ({}, ["kfd"], "TensorFlow cannot use those that the system shows"),
     ],
 )
@@ -70,7 +68,7 @@ def test_why_tensorflow_finds_none(has_support, environ, there, why):
 
 
 def test_an_installation_without_support_for_gpus_is_named(monkeypatch):
-    monkeypatch.setattr(gpus, "tensorflow_has_gpu_support", lambda: False)
+    monkeypatch.setitem(sys.modules, "tensorflow", tensorflow(with_gpus=False))
     monkeypatch.setattr(gpus, "package_versions", lambda: {"tensorflow-cpu": "2.18.1"})
     lack = why_none("tensorflow", {"CUDA_VISIBLE_DEVICES": ""})
     assert "without support for GPUs (tensorflow-cpu 2.18.1)" in lack.why
@@ -116,12 +114,8 @@ def test_the_nodes_without_gpus_are_named_by_the_same_error_on_all_ranks(monkeyp
     )
     (message,) = set(errors_of([True, True, True, False, True, True], request, monkeypatch))
     assert "ranks find none on node b: no driver" in message
-
-
-def test_ranks_on_gpus_and_ranks_on_cpus_do_not_train_together(monkeypatch):
     (message,) = set(errors_of([True, True, False, False, True, True], None, monkeypatch))
     assert message.startswith("some ranks compute on GPUs, but others find none on node b")
-    assert "CUDA_VISIBLE_DEVICES=-1" in message
 
 
 def chosen_gpu(monkeypatch, num_there, local_rank, local_size, gpus=None):
@@ -156,7 +150,6 @@ def test_jax_sees_the_gpu_of_its_rank_alone(monkeypatch):
         (["nvidia0", "nvidia1"], {"CUDA_VISIBLE_DEVICES": "1"}, 1),
         (["nvidia0", "nvidia1"], {"CUDA_VISIBLE_DEVICES": "1,-1,0"}, 1),
         (["nvidia0", "nvidia1"], {"CUDA_VISIBLE_DEVICES": ""}, 0),
-        (["nvidia0"], {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, 0),
         (["nvidia0"], {"JAX_PLATFORMS": "cpu"}, 0),
         ([], {}, 0),
     ],
@@ -178,4 +171,4 @@ def test_a_jax_that_finds_nothing_it_may_use_is_an_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(local_devices=devices))
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     with pytest.raises(SetupError, match=r"JAX_PLATFORMS=cuda: Unknown backend cuda.*unset"):
-        installation.visible_gpus("jax")
+        gpus.visible_gpus("jax")

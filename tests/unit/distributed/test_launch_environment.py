@@ -1,25 +1,26 @@
 from __future__ import annotations
 
 import platform
+from pathlib import Path
 
 import pytest
 
 from candle_p1.cluster.launchers import on_this_machine
 from candle_p1.distributed import devices
 from candle_p1.distributed.comm import SerialCommunicator, check_ranks
-from candle_p1.distributed.engines.horovod import STALL_VARIABLE, HorovodEngine
+from candle_p1.distributed.engine import STALL_VARIABLE, StartOptions, TensorflowEngine
 from candle_p1.distributed.gpus import GPUS_VARIABLE, requested_gpus
-from candle_p1.distributed.job_guard import STOPPED_VARIABLE
 from candle_p1.distributed.launch_environment import (
-    LAUNCHERS,
+    LIMIT_VARIABLES,
     MPI_VARIABLES,
     LaunchedRank,
     launched_rank,
     launcher_variable,
+    limits_from_environment,
     read_number,
     without_allocation,
 )
-from candle_p1.distributed.watchdog import settings
+from candle_p1.distributed.watchdog import PORT_VARIABLE, watch
 from candle_p1.errors import SetupError
 
 JSRUN = {
@@ -77,73 +78,50 @@ BATCH_SCRIPT = {
 HOST = platform.node()
 
 
-@pytest.mark.parametrize(
-    ("environ", "launcher", "rank", "size", "local_rank", "local_size", "depth", "node"),
-    [
-        pytest.param({}, "none", 0, 1, 0, 1, None, HOST, id="no launcher"),
-        pytest.param(JSRUN, "jsrun", 7, 12, 1, 6, None, HOST, id="jsrun"),
-        pytest.param(MPIRUN, "mpirun", 3, 4, 1, 2, None, HOST, id="Open MPI"),
-        pytest.param(PALS, "mpiexec_pals", 13, 24, 1, 12, None, HOST, id="PALS"),
-        pytest.param(HYDRA, "mpiexec_mpich", 4, 6, 1, 3, None, HOST, id="Hydra"),
-        pytest.param(
-            {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"},
-            *("horovodrun", 1, 2, None, None, None, HOST),
-            id="horovodrun over Gloo",
-        ),
-        pytest.param(ALPS, "aprun", 5, None, None, None, 64, HOST, id="ALPS"),
-        pytest.param(SRUN, "srun", 5, 6, 1, 2, 7, "n2", id="srun"),
-        pytest.param({**SRUN, "PMIX_RANK": "5"}, "srun", 5, 6, 1, 2, 7, "n2", id="srun --mpi=pmix"),
-        pytest.param(
-            {**SRUN, "PMI_RANK": "5", "PMI_SIZE": "6"},
-            *("srun", 5, 6, 1, 2, 7, "n2"),
-            id="srun --mpi=pmi2",
-        ),
-        pytest.param({"PMI_RANK": "1", "PMI_SIZE": "2"}, "pmi", 1, 2, None, None, None, HOST),
-        pytest.param({"PMIX_RANK": "1"}, "pmix", 1, None, None, None, None, HOST, id="PMIx"),
-        pytest.param(BATCH_SCRIPT, "none", 0, 1, 0, 1, None, HOST, id="batch script"),
-        pytest.param(
-            {**SRUN, "SLURM_STEP_ID": "4294967290", "SLURM_PROCID": "0"},
-            *("none", 0, 1, 0, 1, None, HOST),
-            id="shell of salloc",
-        ),
-        pytest.param(
-            {**BATCH_SCRIPT, **MPIRUN}, "mpirun", 3, 4, 1, 2, None, HOST, id="mpirun in a batch job"
-        ),
-        pytest.param(
-            {**SRUN, **MPIRUN}, "mpirun", 3, 4, 1, 2, None, HOST, id="mpirun, daemons by srun"
-        ),
-        pytest.param(
-            {**SRUN, **HYDRA}, "mpiexec_mpich", 4, 6, 1, 3, None, HOST, id="Hydra, proxies by srun"
-        ),
-        pytest.param(
-            {**SRUN, **CRAY_SHASTA}, *("srun", 5, 6, 1, 2, 7, "n2"), id="srun --mpi=cray_shasta"
-        ),
-        pytest.param(
-            {**BATCH_SCRIPT, **PALS},
-            *("mpiexec_pals", 13, 24, 1, 12, None, HOST),
-            id="PALS in a batch job of Slurm",
-        ),
-        pytest.param({**PALS, **MPIRUN}, "mpirun", 3, 4, 1, 2, None, HOST, id="mpirun over PALS"),
-    ],
-)
-def test_a_rank_knows_its_place(environ, launcher, rank, size, local_rank, local_size, depth, node):
-    layout = launched_rank(environ)
-    assert (layout.launcher, layout.rank, layout.size) == (launcher, rank, size)
-    assert (layout.local_rank, layout.local_size) == (local_rank, local_size)
-    assert (layout.depth, layout.node) == (depth, node)
+SHELL_OF_SALLOC = {**SRUN, "SLURM_STEP_ID": "4294967290", "SLURM_PROCID": "0"}
+OF_SRUN, OF_MPIRUN = ("srun", 5, 6, 1, 2, 7, "n2"), ("mpirun", 3, 4, 1, 2, None, HOST)
+OF_PALS = ("mpiexec_pals", 13, 24, 1, 12, None, HOST)
+OF_HYDRA = ("mpiexec_mpich", 4, 6, 1, 3, None, HOST)
+ALONE = ("none", 0, 1, 0, 1, None, HOST)
+PLACES = {
+    "no launcher": ({}, ALONE),
+    "jsrun": (JSRUN, ("jsrun", 7, 12, 1, 6, None, HOST)),
+    "Open MPI": (MPIRUN, OF_MPIRUN),
+    "PALS": (PALS, OF_PALS),
+    "Hydra": (HYDRA, OF_HYDRA),
+    "horovodrun over Gloo": (
+        {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"},
+        ("horovodrun", 1, 2, None, None, None, HOST),
+    ),
+    "ALPS": (ALPS, ("aprun", 5, None, None, None, 64, HOST)),
+    "srun": (SRUN, OF_SRUN),
+    "srun --mpi=pmix": ({**SRUN, "PMIX_RANK": "5"}, OF_SRUN),
+    "srun --mpi=pmi2": ({**SRUN, "PMI_RANK": "5", "PMI_SIZE": "6"}, OF_SRUN),
+    "srun --mpi=cray_shasta": ({**SRUN, **CRAY_SHASTA}, OF_SRUN),
+    "PMI": ({"PMI_RANK": "1", "PMI_SIZE": "2"}, ("pmi", 1, 2, None, None, None, HOST)),
+    "PMIx": ({"PMIX_RANK": "1"}, ("pmix", 1, None, None, None, None, HOST)),
+    "batch script": (BATCH_SCRIPT, ALONE),
+    "shell of salloc": (SHELL_OF_SALLOC, ALONE),
+    "mpirun in a batch job": ({**BATCH_SCRIPT, **MPIRUN}, OF_MPIRUN),
+    "mpirun, daemons by srun": ({**SRUN, **MPIRUN}, OF_MPIRUN),
+    "Hydra, proxies by srun": ({**SRUN, **HYDRA}, OF_HYDRA),
+    "PALS in a batch job of Slurm": ({**BATCH_SCRIPT, **PALS}, OF_PALS),
+    "mpirun over PALS": ({**PALS, **MPIRUN}, OF_MPIRUN),
+}
+"""What is in the environment; and the launcher, rank, size, local rank, local size, depth, node."""
+
+
+@pytest.mark.parametrize("case", PLACES)
+def test_a_rank_knows_its_place(case):
+    environ, place = PLACES[case]
+    found = launched_rank(environ)
+    layout = (found.launcher, found.rank, found.size, found.local_rank, found.local_size)
+    assert (*layout, found.depth, found.node) == place
 
 
 @pytest.mark.parametrize(
     ("text", "place", "count"),
-    [
-        ("4", 0, 4),
-        ("4(x3),2", 0, 4),
-        ("4(x3),2", 2, 4),
-        ("4(x3),2", 3, 2),
-        ("5,4(x3)", 1, 4),
-        ("4(x3),2", 4, None),
-        ("four", 0, None),
-    ],
+    [("4(x3),2", 2, 4), ("4(x3),2", 3, 2), ("4(x3),2", 4, None), ("four", 0, None)],
 )
 def test_slurms_tasks_on_this_node_are_counted(text, place, count):
     environ = {**SRUN, "SLURM_STEP_TASKS_PER_NODE": text, "SLURM_NODEID": str(place)}
@@ -178,11 +156,15 @@ def test_what_describes_the_allocation_does_not_travel():
 
 
 def read_threads():
-    return devices._set_threads(SerialCommunicator(), None, devices.NodeCores([[0]]))
+    return devices._set_threads(SerialCommunicator(), devices.NodeCores([[0]]))
+
+
+def watch_alone():
+    watch(SerialCommunicator(), Path("run.json"))
 
 
 def start_horovod():
-    HorovodEngine(SerialCommunicator(), "tensorflow").start()
+    TensorflowEngine(SerialCommunicator(), "tensorflow").start(StartOptions())
 
 
 @pytest.mark.parametrize(
@@ -190,12 +172,11 @@ def start_horovod():
     [
         ("OMP_NUM_THREADS", ["0", "-1", "1.5", "two", "99999999999", "0,2"], read_threads),
         (STALL_VARIABLE, ["abc", "-5", "1.5", "4,2", "99999999999"], start_horovod),
-        (STOPPED_VARIABLE, ["-1", "nan", "soon", "4,2"], settings.Limits.from_environment),
-        (settings.SILENT_VARIABLE, ["soon"], settings.Limits.from_environment),
-        (settings.HUNG_VARIABLE, ["-1"], settings.Limits.from_environment),
-        (settings.SAVE_VARIABLE, ["nan"], settings.Limits.from_environment),
-        (settings.PORT_VARIABLE, ["70000", "http", "-1"], settings.port),
-        (settings.GROUP_VARIABLE, ["-3", "1e9"], settings.group),
+        *(
+            (each, ["-1", "nan", "4,2"], limits_from_environment)
+            for each in LIMIT_VARIABLES.values()
+        ),
+        (PORT_VARIABLE, ["70000", "http", "-1"], watch_alone),
         (GPUS_VARIABLE, ["-1", "four"], requested_gpus),
     ],
 )
@@ -206,20 +187,18 @@ def test_a_number_that_is_none_is_one_message(environment, monkeypatch, variable
             read()
 
 
+@pytest.mark.parametrize(("text", "limit_s"), [("", 10.0), ("2.5", 2.5), ("0", float("inf"))])
+def test_a_limit_from_the_environment(monkeypatch, text, limit_s):
+    monkeypatch.setenv(LIMIT_VARIABLES["stopped_s"], text)
+    assert limits_from_environment().stopped_s == limit_s
+
+
 @pytest.mark.parametrize(
     ("text", "number"), [(None, 7), ("", 7), (" ", 7), ("4", 4), ("4,2", 4), (" 3 ", 3)]
 )
 def test_an_empty_variable_is_one_that_is_not_set(text, number):
     environ = {} if text is None else {"OMP_NUM_THREADS": text}
     assert read_number("OMP_NUM_THREADS", 7, "…", least=1, is_list=True, environ=environ) == number
-
-
-def test_this_process_is_examined_by_default(environment, monkeypatch):
-    for name in (name for launcher in LAUNCHERS for name in launcher.rank):
-        monkeypatch.delenv(name, raising=False)
-    assert launched_rank().launcher == "none"
-    monkeypatch.setenv("PMIX_RANK", "2")
-    assert launched_rank().rank == 2
 
 
 @pytest.mark.parametrize("environ", [JSRUN, MPIRUN, PALS, HYDRA, ALPS, {**SRUN, "PMIX_RANK": "0"}])

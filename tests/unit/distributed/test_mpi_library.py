@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from candle_p1.distributed import installation, mpi_library
+from candle_p1.distributed import mpi_library
 from candle_p1.distributed.comm import SerialCommunicator
-from candle_p1.distributed.engines import horovod
 from candle_p1.distributed.mpi_library import MpiLibrary, check_thread_level, mpi_in_use
+from candle_p1.distributed.reducers import horovod
 from candle_p1.errors import SetupError
 from tools.simulated import SimulatedJob
 
@@ -65,13 +65,11 @@ def test_a_lower_level_is_an_error_of_all_ranks(mpi, monkeypatch, version, level
         monkeypatch.setenv(name, value)
     started = []
     hvd = SimpleNamespace(init=lambda: started.append(1))
-    monkeypatch.setattr(horovod, "_horovod", lambda: hvd)
-    for name in ("HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"):
-        monkeypatch.setenv(name, "60")
+    monkeypatch.setattr(horovod, "import_horovod", lambda: hvd)
 
     def work(comm):
         with pytest.raises(SetupError) as raised:
-            horovod.HorovodEngine(comm, "tensorflow").start(deterministic=False)
+            horovod.HorovodReducer(comm)
         return raised.value.agreed, str(raised.value)
 
     ((agreed, message),) = set(SimulatedJob(2).run(work))
@@ -99,4 +97,4 @@ def test_enough_or_no_need(mpi):
 def test_the_mpi_library_is_described_in_a_line(text, line, monkeypatch):
     mpi = SimpleNamespace(Get_library_version=lambda: text)
     monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(rc=SimpleNamespace(), MPI=mpi))
-    assert installation.mpi_library() == line
+    assert mpi_library.library_version() == line

@@ -4,10 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from candle_p1.distributed.allreduce_log import union_s
 from candle_p1.instrument import collectives
 from candle_p1.instrument.collectives import (
     CommunicationLog,
@@ -15,7 +12,6 @@ from candle_p1.instrument.collectives import (
     note_collective,
     summarize_communication,
 )
-from candle_p1.instrument.efficiency import efficiencies
 from candle_p1.instrument.epochs import Epoch, summarize_epoch
 from candle_p1.instrument.phases import PhaseTimer
 from candle_p1.instrument.phases import active as timer_active
@@ -27,7 +23,7 @@ def test_calls_are_added_up_by_name_and_by_size():
     one.add("horovod", "allreduce a", 1024, 2.0, num_calls=4)
     one.add("horovod", "allreduce b", 2047, 1.0)
     other.add("horovod", "allreduce a", 1024, 6.0, num_calls=4)
-    facts = summarize_communication([one, other], logged=True)
+    facts = summarize_communication([one, other])
     named = {each.name: each for each in facts.collectives}
     assert list(named) == ["barrier", "allreduce a", "allreduce b"]
     assert named["allreduce a"].num_calls == 8
@@ -50,15 +46,6 @@ def test_a_collective_is_added_to_log_and_phase_even_if_it_fails():
     assert log.by_name["mpi", "broadcast"].num_bytes == 3
     waited_s = log.by_name["mpi", "broadcast"].seconds
     assert timer.phases["load",].communication_s == pytest.approx(0.25 + waited_s)
-
-
-def test_efficiencies_are_those_of_pop():
-    # useful 0.8 and 0.64 of 1 s: mean 0.72, so 0.72 / 0.8, 0.8 / 1 and 0.72 / 1
-    facts = efficiencies([0.8, 0.64], 1.0)
-    assert facts.load_balance == pytest.approx(0.9, abs=1e-15)
-    assert facts.communication_efficiency == 0.8
-    assert facts.parallel_efficiency == pytest.approx(0.72, abs=1e-15)
-    assert facts.useful.values.tolist() == [0.8, 0.64]
 
 
 def test_an_epoch_separates_its_first_step_and_shows_a_slow_rank():
@@ -88,16 +75,16 @@ def test_what_rank_0_receives_of_an_epoch_does_not_depend_on_its_steps():
     assert few.nbytes == many.nbytes < 100
 
 
-def test_an_epoch_of_two_parts_of_a_run_is_as_long_as_both():
+def test_an_epoch_of_two_segments_of_a_run_is_as_long_as_both():
     earlier = Epoch(7.0, 0.5, [0.2, 0.3], 0.1, 0.2)
     rest = Epoch(1.0, 1.2, [0.9, 0.1, 0.2], 0.2, None, 0)
     whole = rest.after(earlier)
     assert whole == Epoch(1.0, 1.7, [0.9, 0.1, 0.2], pytest.approx(0.3), None, 0, num_earlier=2)
-    facts = summarize_epoch(3, [whole.summarize()], {}, part=2)
-    assert facts.part == 2
+    facts = summarize_epoch(3, [whole.summarize()], {}, segment=2)
+    assert facts.segment == 2
     assert facts.steps.num == 5
     assert facts.steps.first.values.tolist() == [0.9]  # the first step of a process compiles
-    assert facts.steps.median.values.tolist() == pytest.approx([0.15])  # of the later part's
+    assert facts.steps.median.values.tolist() == pytest.approx([0.15])  # of the later segment's
 
 
 def test_what_is_not_measured_of_an_epoch_is_absent():
@@ -107,17 +94,3 @@ def test_what_is_not_measured_of_an_epoch_is_absent():
     alone = summarize_epoch(2, [Epoch(0.0, 1.0, [0.5, 0.5]).summarize()], {})
     assert alone.efficiency.parallel_efficiency == 1.0
     assert alone.hidden_share is None
-
-
-@given(
-    st.lists(
-        st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), min_size=3, max_size=3),
-        min_size=1,
-        max_size=5,
-    )
-)
-def test_the_union_of_intervals_counts_every_second_once(steps):
-    begins = np.array([[begin for begin, _ in step] for step in steps], float)
-    ends = begins + np.array([[length for _, length in step] for step in steps])
-    covered = [len({s for begin, n in step for s in range(begin, begin + n)}) for step in steps]
-    assert union_s(np.stack([begins, ends], axis=1)).tolist() == covered

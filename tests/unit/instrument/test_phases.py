@@ -6,7 +6,7 @@ import mmap
 import pytest
 
 from candle_p1.instrument import phases as module
-from candle_p1.instrument.phases import Phase, PhaseTimer, active, add_communication, part
+from candle_p1.instrument.phases import Phase, PhaseTimer, active, add_communication, region
 from candle_p1.instrument.phases import summarize_phases as summarize
 from candle_p1.instrument.usage import Usage
 
@@ -59,14 +59,14 @@ def test_the_phase_in_which_an_error_occurs_is_known_and_timed():
 
 def test_code_without_a_timer_uses_the_active_one():
     phases = PhaseTimer(clock=itertools.count().__next__)
-    with part("lost"):
+    with region("lost"):
         add_communication(100.0)
     with active(phases), phases("load"):
-        with part("read"):
+        with region("read"):
             add_communication(0.5)
-        with part("parse"):
+        with region("parse"):
             pass
-        with part("read"):
+        with region("read"):
             pass
         add_communication(0.25)
     assert module._active is None
@@ -122,16 +122,16 @@ def test_the_summary_has_the_values_of_all_ranks_in_order_of_time():
     assert load.usage.cpu.values.tolist() == [1.5, 0.5]
     assert load.usage.peak_rss.max_bytes == 300
     assert (load.usage.pss.mean_bytes, load.usage.read.max_bytes) == (45, 5)
-    assert load.parts["read"].values.tolist() == [0.5, 0.0]
-    assert load.parts["read"].begin.values == pytest.approx([0.25, float("nan")], nan_ok=True)
-    assert load.parts["read"].usage is None
-    assert broadcast.parts["wait"].max_s == 3.0
+    assert load.regions["read"].values.tolist() == [0.5, 0.0]
+    assert load.regions["read"].begin.values == pytest.approx([0.25, float("nan")], nan_ok=True)
+    assert load.regions["read"].usage is None
+    assert broadcast.regions["wait"].max_s == 3.0
     assert broadcast.communication is None
 
 
 def test_what_the_kernel_does_not_count_is_left_out():
     unknown = Usage(1.0, 0, 0, 0, 0, -1)
     assert unknown.since(unknown).read_bytes == -1
-    summary = summarize([{("load",): Phase(0.0, 1.0, 0.0, unknown, 100, None)}])
+    summary = summarize([{("load",): Phase(0.0, 1.0, 0.0, unknown, 100, None)}], [0.0])
     assert summary["load"].usage.read is None
     assert summary["load"].usage.pss is None

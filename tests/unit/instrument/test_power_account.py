@@ -17,7 +17,7 @@ from candle_p1.instrument.power.gpus import JobGpus
 from candle_p1.instrument.power.sampler import Sampler
 from candle_p1.records.power_file import write_traces
 from candle_p1.records.power_trace import Channel, Energy, Trace
-from candle_p1.records.types import AbsentSource, EnergyFacts
+from candle_p1.records.types import AbsentSource, JobEnergy
 
 PACKAGE = Channel("package-0", "package 0", "cpu", "rapl", "energy", resolution_s=0.001)
 DRAM = Channel("dram-0", "memory of package 0", "memory", "rapl", "energy", resolution_s=0.001)
@@ -43,7 +43,7 @@ def node(devices, number=0, boot="a", **facts):
                 "load": Energy("measured", 4.0, 4.0 * power, 41),
                 "train": Energy("measured", 6.0, 6.0 * power, 61),
             }
-        measured.append(DeviceEnergy(channel, total, phases))
+        measured.append(DeviceEnergy(channel, total, phases, number, boot))
     return NodeEnergy(number, f"host{number}", boot, measured, power_hz=10.0, **facts)
 
 
@@ -71,46 +71,35 @@ def test_devices_of_all_nodes_add_up():
     }
 
 
-def test_a_nodes_sensor_includes_its_parts():
-    section = combine([node({PACKAGE: 100, GPU: 300, NODE: 700, CRAY_CPU: 105})])
-    assert counted(section) == {"node": ((0, 0), [700])}
-    assert section.total_j == pytest.approx(7000)
-    assert section.covers == ["node"]
-    assert len(section.devices) == 4
+MODULE = replace(GPU, device="module:GPU-1", label="module of GH200", domain="module")
+PARTS_OF_MODULE = {MODULE: 600, CRAY_CPU: 250, CRAY_GPU: 600}
 
 
-def test_devices_with_sensors_of_their_own_are_not_counted_again_by_crays_controller():
-    section = combine([node({PACKAGE: 100, GPU: 300, CRAY_CPU: 105, CRAY_GPU: 310})])
-    assert list(counted(section)) == ["package 0", "H100"]
-    replayed = replace(CRAY_CPU, source="replay:cray")
-    assert list(counted(combine([node({PACKAGE: 100, replayed: 105})]))) == ["package 0"]
-    alone = combine([node({CRAY_CPU: 105, CRAY_GPU: 310})])
-    assert list(counted(alone)) == ["processors", "accelerator 0"]
-
-
-def test_a_modules_sensor_includes_processors_memory_and_gpus():
-    module = replace(GPU, device="module:GPU-1", label="module of GH200", domain="module")
-    parts = {module: 600, CRAY_CPU: 250, CRAY_GPU: 600}
-    section = combine([node(parts)])
-    assert counted(section) == {"module of GH200": ((0, 0), [600])}
-    assert section.covers == ["module"]
-    assert counted(combine([node({**parts, NODE: 700})])) == {"node": ((0, 0), [700])}
+@pytest.mark.parametrize(
+    ("devices", "labels", "total_w"),
+    [
+        ({PACKAGE: 100, GPU: 300, NODE: 700, CRAY_CPU: 105}, ["node"], 700),
+        ({PACKAGE: 100, GPU: 300, CRAY_CPU: 105, CRAY_GPU: 310}, ["package 0", "H100"], 400),
+        ({PACKAGE: 100, replace(CRAY_CPU, source="replay:cray"): 105}, ["package 0"], 100),
+        ({CRAY_CPU: 105, CRAY_GPU: 310}, ["processors", "accelerator 0"], 415),
+        (PARTS_OF_MODULE, ["module of GH200"], 600),
+        (PARTS_OF_MODULE | {NODE: 700}, ["node"], 700),
+        ({GPU_POWER: 290, GPU: 300}, ["H100"], 300),  # the counter
+        ({GPU_POWER: 290, GPU: GONE}, ["H100"], 290),
+    ],
+)
+def test_every_part_of_a_node_is_counted_once(devices, labels, total_w):
+    section = combine([node(devices)])
+    assert list(counted(section)) == labels
+    assert section.mean_w == pytest.approx(total_w)
+    assert section.covers == sorted({g.domain for g in section.devices if g.counted})
+    assert len(section.devices) == len(devices), "also those that do not count are shown"
 
 
 def test_a_device_that_two_nodes_of_one_machine_see_is_counted_once():
     section = combine([node({PACKAGE: 100, GPU: 300}), node({PACKAGE: 100, OTHER_GPU: 290}, 1)])
     assert counted(section) == {"package 0": ((0, 0), [100]), "H100": ((0, 1), [300, 290])}
     assert section.total_j == pytest.approx(6900)
-
-
-def test_the_same_names_on_two_machines_are_two_devices():
-    section = combine([node({PACKAGE: 100}), node({PACKAGE: 100}, 1, "b")])
-    assert counted(section) == {"package 0": ((0, 1), [100, 100])}
-
-
-def test_a_counter_is_preferred_to_power_unless_it_is_absent():
-    assert combine([node({GPU_POWER: 290, GPU: 300})]).total_j == pytest.approx(3000)
-    assert combine([node({GPU_POWER: 290, GPU: GONE})]).total_j == pytest.approx(2900)
 
 
 def test_a_total_is_absent_if_a_part_is():
@@ -124,7 +113,8 @@ def test_a_total_is_absent_if_a_part_is():
 
 
 def test_a_phase_may_be_complete_though_the_run_is_not():
-    lost = DeviceEnergy(GPU, GONE, {"load": Energy("measured", 4.0, 1200.0, 41), "train": GONE})
+    phases = {"load": Energy("measured", 4.0, 1200.0, 41), "train": GONE}
+    lost = DeviceEnergy(GPU, GONE, phases, 0, "a")
     section = combine([replace(node({}), devices=[lost])])
     assert section.phases["load"].energy_j == 1200
     assert section.phases["train"].kind == section.kind == "absent"
@@ -167,24 +157,40 @@ def recording(tmp_path):
     return tmp_path / "power.csv"
 
 
-def test_energies_of_a_replay_add_up_over_phases(recording):
+@pytest.fixture
+def replayed(recording):
+    """A sampler that has read a recording for half a second."""
     opened = open_sources(f"replay:{recording}", JobGpus())
     with Sampler(opened.sources, 50) as sampler:
         sampler._ending.wait(0.6)
+    return sampler
+
+
+def section_of(sampler, *intervals):
+    """Returns the section for phases: names and when they begin and end, in s from the start."""
     start_s = sampler.start_s
-    intervals = [("startup", 0, 0.1), ("load", 0.1, 0.25), ("train", 0.25, 0.4), ("load", 0.4, 0.5)]
-    intervals = [(name, start_s + begin, start_s + end) for name, begin, end in intervals]
-    measured = measure_node(sampler, intervals, node=0, absent=opened.absent, trace="power.csv")
-    section = combine([measured])
+    phases = [(name, start_s + begin, start_s + end) for name, begin, end in intervals]
+    return combine([measure_node(sampler, phases, node=0, absent={}, trace="power.csv")])
+
+
+def test_energies_of_a_replay_add_up_over_phases(replayed):
+    phases = [("startup", 0, 0.1), ("load", 0.1, 0.25), ("train", 0.25, 0.4), ("load", 0.4, 0.5)]
+    section = section_of(replayed, *phases)
     assert section.kind == "simulated"
     assert list(section.phases) == ["startup", "load", "train"]
     assert section.total_j == pytest.approx(0.5 * (100 + 202.5), rel=1e-3)
     added_j = sum(phase.energy_j for phase in section.phases.values())
     assert added_j == pytest.approx(section.total_j, rel=1e-3)
     assert section.traces == ["power.csv"]
-    assert 0 < section.sampler_overhead < 1
     written = section.model_dump_json()
-    assert EnergyFacts.model_validate_json(written).model_dump_json() == written
+    assert JobEnergy.model_validate_json(written).model_dump_json() == written
+
+
+def test_the_total_leaves_out_what_came_before_the_first_sample(replayed):
+    section = section_of(replayed, ("startup", -5, 0.1), ("load", 0.1, 0.4))
+    assert section.phases["startup"].kind == "absent"
+    assert section.total_s == pytest.approx(0.4)
+    assert section.total_j == pytest.approx(0.4 * (100 + 202), rel=1e-3)
 
 
 def test_the_energy_so_far_is_known_while_sampling_goes_on(recording):
@@ -200,18 +206,6 @@ def test_the_energy_so_far_is_known_while_sampling_goes_on(recording):
         assert each.kind == "simulated"
         assert each.mean_w == pytest.approx(100 + 200 + 5 * each.total_s, rel=1e-3)
     assert late.total_s > early.total_s + 0.2
-
-
-def test_the_total_leaves_out_what_came_before_the_first_sample(recording):
-    opened = open_sources(f"replay:{recording}", JobGpus())
-    with Sampler(opened.sources, 50) as sampler:
-        sampler._ending.wait(0.5)
-    start_s = sampler.start_s
-    intervals = [("startup", start_s - 5, start_s + 0.1), ("load", start_s + 0.1, start_s + 0.4)]
-    section = combine([measure_node(sampler, intervals, node=0, absent=opened.absent)])
-    assert section.phases["startup"].kind == "absent"
-    assert section.total_s == pytest.approx(0.4)
-    assert section.total_j == pytest.approx(0.4 * (100 + 202), rel=1e-3)
 
 
 def test_a_run_that_measures_nothing_is_absent():

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from candle_p1.instrument import reading
+from candle_p1.instrument.clock import length, union
 from candle_p1.instrument.reading import NUM_INTERVALS, Read, ReadLog, summarize_reading
 
 
@@ -61,19 +62,6 @@ def test_ranks_that_read_at_the_same_time():
     assert facts.bytes_per_s == pytest.approx([100] * half + [150] * half)
 
 
-def test_ranks_that_read_one_after_the_other():
-    facts = summarize_reading([logged((0, 1, 5), (3, 4, 5)), logged((1, 2, 5))], zero_s=0)
-    assert facts.mean_ranks == pytest.approx(1)
-    assert facts.union_s == pytest.approx(3)
-    assert facts.end.values.tolist() == [4, 2]
-
-
-def test_reads_of_several_threads_count_once():
-    facts = summarize_reading([logged((0, 3, 5), (1, 2, 5), (2, 4, 5), (6, 7, 5))], zero_s=0)
-    assert facts.busy.values.tolist() == [5]
-    assert facts.mean_ranks == pytest.approx(1)
-
-
 def test_without_reads_or_a_common_moment_there_is_nothing_to_say():
     assert summarize_reading([logged(), logged()], zero_s=0) is None
     assert len(ReadLog(None, [Read(1, 2, 3)]).since_zero()) == 0
@@ -99,3 +87,12 @@ def test_any_reads_are_summarized_consistently(of_ranks):
         lasting = sum(size for reads in ranks for a, b, size in reads if b > a)
         num_bytes = sum(facts.bytes_per_s) * facts.interval_s
         assert num_bytes == pytest.approx(lasting, rel=1e-3, abs=1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(-3, 12)), max_size=15))
+def test_the_union_of_intervals_counts_every_second_once(intervals):
+    spans = np.array([(begin, begin + lasting) for begin, lasting in intervals], float)
+    pieces = union(spans.reshape(-1, 2))
+    covered = {s for begin, lasting in intervals for s in range(begin, begin + lasting)}
+    assert length(pieces) == len(covered)
+    assert (pieces[1:, 0] > pieces[:-1, 1]).all()

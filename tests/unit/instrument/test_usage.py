@@ -18,11 +18,8 @@ Pss_Shmem:            10 kB
 """
 
 
-def test_the_file_cache_is_not_counted_as_memory():
+def test_the_file_cache_is_not_counted_as_memory_where_the_kernel_tells_it_apart():
     assert memory_bytes(ROLLUP) == 122 * 1024
-
-
-def test_a_kernel_without_separate_counts_includes_files():
     old = "".join(line for line in ROLLUP.splitlines(True) if not line.startswith("Pss_"))
     assert memory_bytes(old) == 328 * 1024
 

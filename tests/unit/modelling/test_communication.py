@@ -20,7 +20,6 @@ ENTRY = {
     "bandwidth_bytes_per_s": 1e9,
     "bandwidth_ci95_bytes_per_s": [9e8, None],
 }
-WITHOUT_RANKS = {name: value for name, value in ENTRY.items() if name != "num_ranks"}
 
 
 def measured(tmp_path, content, records=()):
@@ -39,7 +38,7 @@ def test_latency_and_bandwidth_are_scaled_to_other_ranks(tmp_path):
     assert found.allreduce_s(shape_of(1)) == 0
     # log2(16) / log2(4) messages, (15 / 16) / (3 / 4) bytes
     assert found.allreduce_s(shape_of(16, weight_bytes=10**9)) == pytest.approx(2e-4 + 1.25)
-    whatever_bytes = WITHOUT_RANKS | {"bandwidth_bytes_per_s": None}
+    whatever_bytes = ENTRY | {"bandwidth_bytes_per_s": None, "num_ranks": None}
     found = measured(tmp_path, {"fits": [whatever_bytes], "num_ranks": 2})
     assert found.allreduce_s(shape_of(2)) == 1e-4
 
@@ -52,14 +51,10 @@ def averaged_by(num_ranks, backend="horovod", **settings):
 
 def test_what_is_taken_is_how_the_runs_have_averaged(tmp_path):
     every = {"fits": [ENTRY | {"transport": t} for t in ("mpi", "shared_memory", "horovod", "jax")]}
-    alone = averaged_by(1, "serial")
-    shared, by_horovod = (
-        averaged_by(2, averaging=name, HOROVOD_CYCLE_TIME="1")
-        for name in ("shared memory", "horovod")
-    )
+    alone, shared = averaged_by(1, "serial"), averaged_by(2, averaging="shared memory")
+    by_horovod = averaged_by(2, averaging="horovod", HOROVOD_CYCLE_TIME="1")
     for records, transport in (
         ([alone, shared, shared], "shared_memory"),
-        ([alone, by_horovod], "horovod"),
         ([averaged_by(2, "jax")], "jax"),
         ([shared, by_horovod], "horovod"),  # neither stands for all
         ([alone], "horovod"),
@@ -77,7 +72,6 @@ def test_what_is_taken_is_how_the_runs_have_averaged(tmp_path):
         ({"fits": []}, "fits: "),
         ({"fits": [3]}, r"fits\[0\]: "),
         ({"fits": [ENTRY | {"latency_s": "1"}]}, r"fits\[0\].latency_s: "),
-        ({"fits": [ENTRY | {"latency_s": True}]}, "latency_s: "),
         ({"fits": [ENTRY | {"bandwidth_bytes_per_s": 0}]}, "bandwidth_bytes_per_s: "),
         ({"fits": [ENTRY, ENTRY | {"num_ranks": 1}]}, r"fits\[1\].num_ranks: "),
         ({"fits": [ENTRY | {"latency_ci95_s": [1]}]}, "latency_ci95_s"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -60,14 +61,6 @@ def relative_width(model, num_ranks):
     return (found["high"] - found["low"]) / found["value"]
 
 
-def test_few_runs_give_wider_intervals_than_many():
-    few, many = (
-        np.median([relative_width(model_of(i, (1, 2), num, 399), 2) for i in range(8)])
-        for num in (2, 8)
-    )
-    assert few > 1.15 * many
-
-
 def test_extrapolating_widens_intervals_more_after_a_surprise():
     model = model_of(0)
     factors = {num: model.predict(shape_of(num)).extrapolation for num in (1, 3, 4, 8, 40)}
@@ -98,12 +91,9 @@ def test_batch_sizes_and_epochs_separate_what_steps_and_samples_take():
         return lawful_times(shape) | {COMPUTE: 0.02 * shape.steps + SAMPLE_S * shape.samples}
 
     random = np.random.default_rng(0)
-    batches = ({"batch_size": 20, "steps_per_epoch": 50}, {"batch_size": 40, "steps_per_epoch": 25})
     runs = [
-        lawful_run(random, num, 0.005, with_steps, **batch)
-        for num in (1, 2)
-        for batch in batches
-        for _ in range(3)
+        lawful_run(random, num, 0.005, with_steps, batch_size=size, steps_per_epoch=1000 // size)
+        for num, size, _ in product((1, 2), (20, 40), range(3))
     ]
     model = fit_model(runs)
     found = {each["name"]: each["value"] for each in model.parameters}
@@ -113,13 +103,6 @@ def test_batch_sizes_and_epochs_separate_what_steps_and_samples_take():
     other = shape_of(2, batch_size=30, steps_per_epoch=34, epochs=16)
     expected = with_steps(other)[COMPUTE]
     assert np.median(model.predict(other).phases_s[COMPUTE]) == pytest.approx(expected, rel=0.05)
-
-
-def test_every_sample_of_a_run_takes_time_however_much_runs_scatter():
-    for seed in range(20):
-        model = model_of(seed, (1, 2), 2, noise=1.0)
-        for num_ranks in (1, 8, 64):
-            assert model.predict(shape_of(num_ranks)).total_s.min() > 0
 
 
 def test_energy_is_power_times_time_of_all_ranks():
@@ -143,20 +126,14 @@ def test_a_measured_allreduce_leaves_the_exposed_share_to_fit():
 
 @pytest.mark.parametrize(
     ("counts", "words"),
-    [
-        ((2,), "at least 2 runs"),
-        ((1, 1, 1), "all runs are on 1 rank, which tells nothing of others"),
-        ((1, 2, 4), None),
-        ((1, 2), None),
-    ],
+    [((2,), "at least 2 runs"), ((1, 1, 1), "all runs are on 1 rank")],
 )
 def test_too_few_runs_are_refused(counts, words):
     runs = [lawful_run(np.random.default_rng(i), num) for i, num in enumerate(counts)]
-    if words is None:
-        assert fit_model(runs, num_samples=50).degrees >= 1
-    else:
-        with pytest.raises(ModelError, match=words):
-            fit_model(runs)
+    with pytest.raises(ModelError, match=words):
+        fit_model(runs)
+    runs.append(lawful_run(np.random.default_rng(9), 4))
+    assert fit_model(runs, num_samples=50).degrees >= 1
 
 
 def test_the_same_seed_gives_the_same_model():

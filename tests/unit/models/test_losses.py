@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from candle_p1.models.losses import categorical_crossentropy, same_loss
+from candle_p1.models.networks import categorical_crossentropy, same_loss
 
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 

@@ -121,16 +121,6 @@ def test_files_of_a_directory_come_from_what_named_the_directory(benchmark, file
     assert benchmark.bind(params).origin(name) == params.origin(name)
 
 
-def test_a_file_named_beside_its_directory_comes_from_its_own_flag(files):
-    nt3 = find_benchmark("nt3")
-    for name in nt3.published.files.values():
-        (files / name).touch()
-    named = str(files / "nt_test2.csv")
-    params = nt3.read_parameters(["--data_dir", str(files), "--test_data", named])
-    assert str(params.origin("test_data")) == "flag"
-    assert str(params.origin("train_data")) == "flag --data_dir"
-
-
 def test_values_that_a_benchmark_derives_come_from_what_they_follow_from(tmp_path):
     flags = ["--warmup_lr", "True", "--base_lr", "0.01"]
     params = find_benchmark("p1b1").read_parameters(flags)

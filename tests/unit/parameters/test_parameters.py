@@ -15,7 +15,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from candle_p1.errors import ParameterError
-from candle_p1.parameters.candle_names import CANDLES, KNOWN, REGISTERED_ONLY
 from candle_p1.parameters.catalog import PARAMETERS, role_of
 from candle_p1.parameters.declaration import Declaration
 from candle_p1.parameters.parameter import Origin, Parameter, Role
@@ -36,14 +35,10 @@ MODEL_FILE = """\
 ; the shape of CANDLE's own file
 [Global_Params]
 data_url = 'http://ftp.example.org/normal-tumor/'
-train_data = 'nt_train2.csv'
-test_data = 'nt_test2.csv'
-model_name = 'nt3'
 # two convolutions
 conv = [128, 20, 1, 128, 10, 1]
 dense=[200,20]
 activation='relu'
-out_activation = 'softmax'
 loss = 'categorical_crossentropy'
 optimizer = 'sgd'
 metrics = 'accuracy'
@@ -51,9 +46,6 @@ epochs = 400
 batch_size = 20
 learning_rate = 0.001
 dropout = 0.1
-classes = 2
-pool = [1, 10]
-output_dir = '.'
 
 [Monitor_Params]
 timeout = 3600
@@ -82,17 +74,6 @@ def scratch(tmp_path_factory):
 # --- files and flags --------------------------------------------------------------------------
 
 
-def test_a_model_file_of_candle_is_read(params):
-    expected = {
-        "conv": [128, 20, 1, 128, 10, 1],
-        "dense": [200, 20],
-        "dropout": 0.1,
-        "timeout": 3600,
-        "data_url": "http://ftp.example.org/normal-tumor/",
-    }
-    assert {name: params[name] for name in expected} == expected
-
-
 @pytest.mark.parametrize(
     ("argv", "name", "value"),
     [
@@ -103,34 +84,26 @@ def test_a_model_file_of_candle_is_read(params):
         ("-lr 0.01", "learning_rate", 0.01),
         ("-lr=1e-2", "learning_rate", 0.01),
         ("--learning_rate None", "learning_rate", None),
-        ("-l run.log", "logfile", "run.log"),
         ("-l -", "logfile", "-"),
-        ("-d f16 -p yes", "data_type", "f16"),
-        ("--conv 64 20 1", "conv", [64, 20, 1]),
         ("--conv 64 20 1 --epochs 8", "conv", [64, 20, 1]),
         ("--conv None", "conv", None),
         ("--pool 10", "pool", [10]),
-        ("--timeout -1", "timeout", -1),
         ("--min_logconc -1e-3", "min_logconc", -0.001),
         ("--min_logconc -.5", "min_logconc", -0.5),
         ("--min_logconc=-.5", "min_logconc", -0.5),
         ("--run_id -5", "run_id", "-5"),
         ("--run_id=-x", "run_id", "-x"),
-        ("--scaling minmax", "scaling", "minmax"),
-        ("--drop 0.5", "dropout", 0.5),
         ("--validation_split=0.2", "val_split", 0.2),
         ("-epochs 8", "epochs", 8),
         ("--epoch 8", "epochs", 8),  # epochs_scaling is not CANDLE's
-        ("--batch_s 8", "batch_size", 8),
         ("--learn=0.1", "learning_rate", 0.1),
-        ("--time 60", "timeout", 60),
         ("--shuffle", "shuffle", True),
         ("-v --epochs 8", "verbose", True),
         *[
             (f"--shuffle {word}", "shuffle", True)
-            for word in ("True", "true", "TRUE", "t", "yes", "y", "1")
+            for word in ("True", "TRUE", "t", "yes", "y", "1")
         ],
-        *[(f"-v {word}", "verbose", False) for word in ("False", "false", "f", "no", "n", "0")],
+        *[(f"-v {word}", "verbose", False) for word in ("False", "f", "no", "n", "0")],
     ],
 )
 def test_flags_set_parameters(model_file, argv, name, value):
@@ -138,15 +111,6 @@ def test_flags_set_parameters(model_file, argv, name, value):
     assert params[name] == value
     assert type(params[name]) is type(value)
     assert params.origin(name).kind == "flag"
-
-
-def test_a_config_file_overrides_the_model_file(model_file, tmp_path):
-    config = tmp_path / "mine.txt"
-    config.write_text("[Global_Params]\nepochs=8\nbatch_size=40\n")
-    params = NT3.parse(["--config_file", str(config), "-e", "16"], model_file)
-    assert (params["epochs"], params["batch_size"], params["classes"]) == (16, 40, 2)
-    assert str(params.origin("batch_size")) == f"config file {config}, line 3"
-    assert params["config_file"] == str(config)
 
 
 def test_a_config_file_is_found_in_the_working_directory_or_beside_the_model_file(
@@ -199,23 +163,17 @@ def test_values_may_be_written_in_all_forms_of_literals(tmp_path):
     ("line", "parts"),
     [
         ("bach_size = 3", ["'bach_size'", "line 7", "'batch_size'"]),
-        ("lstm_sizes = [8]", ["'lstm_sizes'", "line 7", "'lstm_size'"]),
         ("Epochs = 3", ["'Epochs'", "line 7", "'epochs'"]),
         ("epochs = 9", ["'epochs'", "lines 2 and 7"]),
         ("[Other]\nepochs = 9", ["'epochs'", "lines 2 and 8"]),
-        ("activation = relu", ["line 7", "activation = 'relu'"]),
         ("activation = relu  # the usual", ["line 7", "activation = 'relu'"]),
-        ("train_data = nt_train2.csv", ["line 7", "train_data = 'nt_train2.csv'"]),
         ("train_data = 'open", ["train_data = 'open", "line 7"]),
         (r"train_data = 'C:\data'", [r"train_data = 'C:\data'", "line 7"]),
         ("train_bool = true", ["train_bool = true", "line 7", "True or False"]),
         ("train_bool = 1", ["train_bool = 1", "line 7", "True or False"]),
         ("train_steps = __import__('os').getpid()", ["train_steps = __import__", "line 7"]),
         ("train_steps =", ["train_steps = ", "line 7", "at least 0"]),
-        (
-            "train_steps = 1\n  val_steps = 2",
-            ["train_steps = 1 val_steps = 2", "line 7", "indented"],
-        ),
+        ("train_steps = 1\n  val_steps = 2", ["1 val_steps = 2", "line 7", "indented"]),
         ("train_steps = True", ["train_steps = True", "line 7", "at least 0"]),
         ("train_steps = 1.5", ["train_steps = 1.5", "line 7"]),
         ("train_steps = -1", ["train_steps = -1", "line 7"]),
@@ -324,9 +282,7 @@ def test_absurd_sizes_are_refused(model_file, flags):
     [
         ("--bach_size 3", "--bach_size is not a flag (did you mean '--batch_size'?)"),
         ("--batch-size 3", "--batch-size is not a flag (did you mean '--batch_size'?)"),
-        ("--batch-size=3", "'--batch_size'"),
         ("-lr0.1", "'-lr'"),
-        ("--qqq", "--qqq "),
         ("3", "'3' "),
         ("--epochs 3 -4", "'-4' "),
         ("--epochs", "-e/--epochs"),
@@ -338,20 +294,17 @@ def test_absurd_sizes_are_refused(model_file, flags):
             "learning_rate = nan (flag): must be a number, above 0 and at most ",
         ),
         ("--shuffle maybe", "shuffle = 'maybe' (flag): must be True or False"),
-        ("--shuffle=", "shuffle = '' (flag): must be True or False"),
         ("--batch 20", "--batch_normalization, --batch_size"),
         ("--batch_scal linear", "--batch_scal is not a flag (did you mean '--batch_scaling'?)"),
-        ("--save_mod x", "--save_mod is not a flag"),
         ("-epoch 3", "-epoch is not a flag"),
         ("--config_file=", "parameter file .: "),
         (
             "--conv 1 a",
-            "conv = '1 a' (flag): must be a list of integers, each at least 0 and at most ",
+            "conv = '1 a' (flag): must be a list of integers, each at least 0 and at most",
         ),
         ("--scaling minabs", "scaling = 'minabs' (flag): must be one of maxabs, minmax, std, none"),
         ("--size big", "size = 'big' (flag): must be one of full, small"),
         (f"--rng_seed {2**32}", f"at most {2**32 - 1}"),
-        (f"--stall_shutdown_s {2**63}", "stall_shutdown_s"),
         ("--epochs " + "9" * 5000, "epochs"),
     ],
 )
@@ -375,19 +328,13 @@ def test_help_shows_the_allowed_values_and_the_current_one(model_file, capsys, m
         NT3.parse(["--epochs", flag], model_file)
     assert end.value.code == 0
     shown = capsys.readouterr().out
-    before_3_13 = sys.version_info < (3, 13)  # argparse then repeats the value's name
     for part in (
-        "usage: nt3_baseline_keras2.py [--FLAG VALUE ...]",
+        "usage: nt3_baseline_keras2.py ",
         "NT3, 100%",
-        "-lr FLOAT, --learning_rate FLOAT" if before_3_13 else "-lr, --learning_rate FLOAT",
+        "--learning_rate FLOAT",
         "[one of bf16, f16, f32, f64; default: 'f32']",
-        "[an integer, at least 1 and at most 10000000; default: 400 (model file "
-        "nt3_default_model.txt, line 15)]",
+        "at most 10000000; default: 400 (model file nt3_default_model.txt, line 11)]",
         "--conv INT [INT ...]",
-        "[True or False; default: True]",
-        "training:",
-        "data-parallel training:",
-        "of this benchmark:",
     ):
         assert part in shown
     assert all(f"--{parameter.name} " in shown for parameter in NT3.parameters.values())
@@ -413,33 +360,23 @@ def test_replace_returns_a_changed_set(params):
     assert (changed["epochs"], changed["dense"], params["epochs"]) == (8, [5], 400)
     assert changed.origin("epochs") == Origin("program")
     assert changed.origin("batch_size") == params.origin("batch_size")
-    derived = params.replace({"base_lr": 0.5, "batch_size": 20}, source="learning_rate")
+    derived = params.replace({"base_lr": 0.5}, source="learning_rate")
     assert str(derived.origin("base_lr")) == f"{params.origin('learning_rate')}, learning_rate"
-    assert derived.origin("batch_size") == params.origin("batch_size")
-    for changes, message in (
-        ({"epoch": 8}, r"^'epoch' \(program\) .*'epochs'"),
-        ({3: 8}, r"^3 \(program\)"),
-        ({"epochs": "8"}, r"^epochs = '8' \(program\): "),
-    ):
-        with pytest.raises(ParameterError, match=message):
-            params.replace(changes)
+    with pytest.raises(ParameterError, match=r"^3 \(program\)"):
+        params.replace({3: 8})
 
 
 def test_numpy_values_become_python_values(params):
-    changed = params.replace(
-        {
-            "epochs": np.int64(8),
-            "learning_rate": np.float32(0.5),
-            "shuffle": np.bool_(False),
-            "dense": np.array([3, 4]),
-            "activation": np.str_("elu"),
-        }
-    )
-    values = [changed[name] for name in ("epochs", "learning_rate", "shuffle", "activation")]
-    assert values == [8, 0.5, False, "elu"]
-    assert [type(value) for value in values] == [int, float, bool, str]
-    assert changed["dense"] == [3, 4]
-    assert changed.to_text()
+    values = {
+        "epochs": np.int64(8),
+        "learning_rate": np.float32(0.5),
+        "shuffle": np.bool_(False),
+        "dense": np.array([3, 4]),
+        "activation": np.str_("elu"),
+    }
+    changed = params.replace(values)
+    found = {name: changed[name] for name in values}
+    assert repr(found) == repr(dict(zip(values, (8, 0.5, False, [3, 4], "elu"), strict=True)))
     with pytest.raises(ParameterError, match=r"^data_type = <class 'numpy.float32'> \(program\)"):
         params.replace({"data_type": np.float32})
 
@@ -458,14 +395,10 @@ def test_sets_and_dictionaries_can_be_copied_and_pickled(params, duplicate):
     assert NT3.bind(duplicate(edited)).origin("conv") == params.origin("conv")
 
 
-def test_written_files_are_read_back(params, tmp_path):
-    changed = params.replace({"run_id": "x\n'y'"})
-    path = tmp_path / "final_params.txt"
-    path.write_text(changed.to_text())
-    assert NT3.parse([], path) == changed
-    text = path.read_text()
+def test_written_files_say_where_values_come_from(params):
+    text = params.replace({"run_id": "x\n'y'"}).to_text()
     assert text.startswith("[Global_Params]\n")
-    assert "\nconv = [128, 20, 1, 128, 10, 1]  # model file nt3_default_model.txt, line 8\n" in text
+    assert "\nconv = [128, 20, 1, 128, 10, 1]  # model file nt3_default_model.txt, line 5\n" in text
     assert "\nrun_id = \"x\\n'y'\"  # program\n" in text
 
 
@@ -492,10 +425,8 @@ def test_a_driver_changes_the_dictionary(params):
 
 def test_a_driver_makes_a_mistake(params):
     edited = EditableParameters(params)
-    edited["epoch"] = 8
     with pytest.raises(ParameterError, match=r"'epoch' \(program\).*'epochs'"):
-        NT3.bind(edited)
-    edited = EditableParameters(params)
+        NT3.bind(edited | {"epoch": 8})
     del edited["timeout"]
     with pytest.raises(ParameterError, match="timeout"):
         NT3.bind(edited)
@@ -588,26 +519,6 @@ def test_candles_earlier_names_are_read(params, tmp_path, old, name, value):
     assert own.parse([*NEEDED_FLAGS, f"--{old}", "x"])[old] == "x"
 
 
-def test_only_candles_names_may_be_abbreviated():
-    registered = {
-        *("config_file", "data_type", "rng_seed", "train_bool", "eval_bool", "timeout", "gpus"),
-        *("profiling", "save_path", "model_name", "home_dir", "train_data", "val_data"),
-        *("test_data", "output_dir", "data_url", "experiment_id", "run_id", "verbose", "logfile"),
-        *("scaling", "shuffle", "feature_subsample", "dense", "conv", "locally_connected"),
-        *("activation", "out_activation", "lstm_size", "recurrent_dropout", "dropout", "pool"),
-        *("batch_normalization", "loss", "optimizer", "metrics", "epochs", "batch_size"),
-        *("learning_rate", "early_stop", "momentum", "initialization", "val_split"),
-        *("train_steps", "val_steps", "test_steps", "train_samples", "val_samples", "clr_flag"),
-        *("clr_mode", "clr_base_lr", "clr_max_lr", "clr_gamma", "ckpt_restart_mode"),
-        *("ckpt_checksum", "ckpt_skip_epochs", "ckpt_directory", "ckpt_save_best"),
-        *("ckpt_save_best_metric", "ckpt_save_weights_only", "ckpt_save_interval"),
-        *("ckpt_keep_mode", "ckpt_keep_limit"),
-    }
-    declared = {parameter.name for parameter in PARAMETERS}
-    assert CANDLES & {*declared, *REGISTERED_ONLY} == registered | {"base_lr"}  # P1B1's
-    assert KNOWN.keys() <= CANDLES
-
-
 def test_parameters_of_candle_supervisor_are_accepted(params):
     assert params["perf_top"] == params["perf_nvidia"] == "0"  # what its runner compares with
     edited = EditableParameters(params)
@@ -685,11 +596,8 @@ def test_the_role_of_a_parameter_is_known_by_its_name():
     assert {parameter.role for parameter in PARAMETERS} == set(roles.values()) == set(Role)
     assert role_of("expression_data") is Role.PLACE  # a benchmark's own
     assert role_of("classes") is Role.LEARNING
-    of_checkpoints = {
-        name for name in NT3.parameters if name.startswith("ckpt_") or name == "save_model"
-    }
-    assert len(of_checkpoints) == 15
-    for name in (*of_checkpoints, "cp", "save_best_model"):
+    of_checkpoints = [name for name in NT3.parameters if name.startswith("ckpt_")]
+    for name in (*of_checkpoints, "save_model", "cp", "save_best_model"):
         assert role_of(name) not in (Role.LEARNING, Role.SEED), name
 
 

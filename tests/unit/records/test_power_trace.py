@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from candle_p1.instrument.power.counter import Counter
+from candle_p1.instrument.power.sampler import Counter
 from candle_p1.instrument.power.source import SensorError
 from candle_p1.records.power_trace import Channel, Trace, add
 
@@ -89,54 +90,48 @@ def test_energies_of_phases_add_up_to_that_of_the_run(powers_w, shares, channel,
     assert all(energy.energy_j > 0 for energy in energies)
 
 
-def test_a_phase_shorter_than_three_samples_is_marked():
+def test_a_phase_shorter_than_three_samples_or_updates_of_the_sensor_is_marked():
     trace = sampled(COUNTER, lambda t: 100 * t, 10)
     short = trace.energy(1.05, 1.22)
     assert (short.kind, short.num_samples, short.few_samples) == ("estimated", 2, True)
     assert short.energy_j == pytest.approx(17)
     assert not trace.energy(1.05, 1.35).few_samples
-
-
-def test_a_phase_shorter_than_three_updates_of_the_sensor_is_marked():
     slow = Channel("node", "node", "node", "cray", "energy", resolution_s=0.1)
     trace = sampled(slow, lambda t: 100 * t, 10, hz=100)
     assert trace.energy(1, 1.2).few_samples
     assert not trace.energy(1, 1.4).few_samples
 
 
-def test_beyond_the_samples_an_energy_is_an_estimate_and_then_absent():
-    for trace in (sampled(COUNTER, lambda t: 50 * t, 10), sampled(GAUGE, lambda t: 50, 10)):
-        beyond = trace.energy(-0.09, 10.09)
-        assert beyond.kind == "estimated"
-        assert beyond.energy_j == pytest.approx(50 * 10.18)
-        late, early = trace.energy(-0.11, 5), trace.energy(5, 10.11)
-        assert (late.kind, late.energy_j, late.mean_w) == ("absent", None, None)
-        assert "0.11 s" in late.reason
-        assert "0.11 s" in early.reason
+EVEN = [sampled(COUNTER, lambda t: 50 * t, 10), sampled(GAUGE, lambda t: 50, 10)]
+
+
+@pytest.mark.parametrize("trace", EVEN)
+def test_beyond_the_samples_an_energy_is_an_estimate_and_then_absent(trace):
+    beyond = trace.energy(-0.09, 10.09)
+    assert beyond.kind == "estimated"
+    assert beyond.energy_j == pytest.approx(50 * 10.18)
+    late, early = trace.energy(-0.11, 5), trace.energy(5, 10.11)
+    assert (late.kind, late.energy_j, late.mean_w) == ("absent", None, None)
+    assert "0.11 s" in late.reason
+    assert "0.11 s" in early.reason
+
+
+@pytest.mark.parametrize("trace", EVEN)
+def test_in_a_short_gap_an_energy_is_an_estimate_and_mostly_in_a_gap_absent(trace):
+    short = without(trace, 4.01, 4.79).energy(4.1, 4.6)
+    assert (short.kind, short.few_samples) == ("estimated", True)
+    assert short.energy_j == pytest.approx(25)
+    missed = without(trace, 4.01, 7.99).energy(3.5, 6)
+    assert (missed.kind, missed.energy_j) == ("absent", None)
 
 
 def test_a_gap_makes_an_energy_an_estimate_for_power_but_not_for_a_counter():
-    gauge = without(sampled(GAUGE, lambda t: 50, 10), 4.01, 5.99)
+    counter, gauge = (without(trace, 4.01, 5.99) for trace in EVEN)
     assert gauge.energy(0, 10).kind == "estimated"
     assert gauge.energy(0, 3.9).kind == gauge.energy(6.1, 9).kind == "measured"
-    counter = without(sampled(COUNTER, lambda t: 50 * t, 10), 4.01, 5.99)
     assert counter.energy(0, 10).kind == "measured"
     assert counter.energy(0, 10).energy_j == pytest.approx(500)
     assert counter.energy(0, 5).kind == "estimated"
-
-
-def test_a_phase_that_lies_mostly_in_a_gap_is_absent():
-    for trace in (sampled(COUNTER, lambda t: 50 * t, 10), sampled(GAUGE, lambda t: 50, 10)):
-        missed = without(trace, 4.01, 7.99).energy(3.5, 6)
-        assert (missed.kind, missed.energy_j) == ("absent", None)
-
-
-def test_a_phase_in_a_short_gap_is_an_estimate():
-    for trace in (sampled(COUNTER, lambda t: 50 * t, 10), sampled(GAUGE, lambda t: 50, 10)):
-        missed = without(trace, 4.01, 4.79).energy(4.1, 4.6)
-        assert missed.kind == "estimated"
-        assert missed.few_samples
-        assert missed.energy_j == pytest.approx(25)
 
 
 def test_a_counter_that_does_not_change_is_absent_and_never_0():
@@ -168,16 +163,10 @@ def test_one_sample_or_no_time_gives_no_energy():
 
 
 def test_energy_after_the_end_of_a_trace_is_absent_for_the_same_reason():
-    whole = sampled(GAUGE, lambda t: 50, 10)
-    ended = Trace(GAUGE, whole.times_s, whole.values, 0.1, "from 10.1 s on: gone")
+    ended = replace(EVEN[1], ended="from 10.1 s on: gone")
     assert ended.energy(0, 10).kind == "measured"
     assert ended.energy(5, 11).reason == "from 10.1 s on: gone"
     assert add([ended.energy(0, 5), ended.energy(8, 11)]).energy_j is None
-
-
-def test_replayed_energy_is_simulated():
-    replayed = Channel("gpu:GPU-1", "H100", "gpu", "replay:nvml", "power")
-    assert sampled(replayed, lambda t: 50, 10).energy(0, 5).kind == "simulated"
 
 
 # --- Counters -------------------------------------------------------------------------------------
@@ -188,21 +177,14 @@ PACKAGE = Channel("package-0", "package 0", "cpu", "rapl", "energy", 1e-6, MODUL
 
 @given(
     st.lists(st.integers(1, 150_000_000), min_size=1, max_size=50),
-    st.integers(0, MODULUS - 1),
+    st.sampled_from([400_000_000, MODULUS]),
+    st.floats(0, 1, exclude_max=True),
 )
-def test_wrap_around_is_exact(steps_uj, first_uj):
-    counter = Counter(PACKAGE)
-    counts = np.cumsum([first_uj, *steps_uj], dtype=object)
-    found = [counter.joules(0.1 * k, int(count) % MODULUS) for k, count in enumerate(counts)]
+def test_wrap_around_is_exact(steps_uj, modulus, first):
+    counter = Counter(replace(PACKAGE, modulus=modulus))
+    counts = np.cumsum([int(first * modulus), *steps_uj], dtype=object)
+    found = [counter.joules(0.1 * k, int(count) % modulus) for k, count in enumerate(counts)]
     assert found == [int(count) * 1e-6 for count in counts]
-
-
-def test_a_counter_wraps_many_times():
-    small = Channel("package-0", "package 0", "cpu", "rapl", "energy", 1e-6, 1_000_000, 5.0)
-    counter = Counter(small)
-    counts = [k * 400_000 for k in range(1000)]
-    found = [counter.joules(0.1 * k, count % 1_000_000) for k, count in enumerate(counts)]
-    assert found[-1] - found[0] == pytest.approx(399.6, rel=1e-15)
 
 
 @pytest.mark.parametrize(

@@ -8,26 +8,13 @@ import numpy as np
 import pytest
 
 from candle_p1.errors import DataError, RecordError
-from candle_p1.figures import curves, training_curves
 from candle_p1.records.per_rank import PER_RANK_NAME
 from candle_p1.records.power_file import write_traces
 from candle_p1.records.power_trace import Channel, Trace
 from candle_p1.records.record import read_record
 from candle_p1.reports.experiments import group
-from candle_p1.reports.figures.charts import (
-    KINDS,
-    draw_figures,
-    epochs_per_rank,
-    quality,
-    scaling,
-)
-from candle_p1.reports.figures.time import (
-    MAX_LINES,
-    phases_figure,
-    phases_svg,
-    power_over_time,
-    ranks_over_time,
-)
+from candle_p1.reports.figures import time
+from candle_p1.reports.figures.charts import draw_figures, epochs_per_rank
 from candle_p1.reports.frame import MissingDataError, Run, read_runs
 from candle_p1.reports.render import render_page
 from candle_p1.reports.report import run_page
@@ -38,7 +25,7 @@ TRAINED = {"loss": 0.5, "val_loss": 0.6, "accuracy": 0.9, "val_accuracy": None}
 
 def study_in(directory):
     (experiment,) = group(read_runs([directory]).runs)
-    return experiment
+    return experiment, experiment.series
 
 
 def page_of(run):
@@ -75,28 +62,11 @@ def run(tmp_path):
 
 
 def test_the_figure_of_gains_names_the_lines_of_the_method_of_the_paper():
-    kinds = [kind for kind in KINDS if kind.slug == "improvement"]
     records = [planted_record(num_ranks=2, loader=name) for name in ("original", "chunked", "dask")]
-    ((drawing,), _) = draw_figures(experiment_of(*records), "t", kinds)
+    ((drawing,), _) = draw_figures(experiment_of(*records), "t", ["improvement"])
     assert "chunked over original corresponds to the paper's Figures 11 and 13" in drawing.caption
     for base in ("original", "chunked"):
         assert f"against loader {base}" in drawing.svg
-
-
-def test_scaling_names_its_ideal_and_shares_end_at_one():
-    experiment = experiment_of(
-        *(
-            planted_record("nt3", n, epochs=8, quality={"accuracy": 1.0}, naive={"accuracy": 0.5})
-            for n in (1, 2)
-        )
-    )
-    figure = scaling(experiment, experiment.series)
-    assert legend_of(figure) == ["all runs", "ideal"]
-    assert all(axes.get_ylim()[0] == 0 for axes in figure.axes)
-    shares = quality(experiment, experiment.series)
-    assert shares.axes[-1].get_ylim()[0] < 0.5  # the naive predictor's is shown
-    for drawn in (shares, curves({"accuracy": [0.5, 1.0]}, title="")):
-        assert all(axes.get_ylim()[1] <= 1.03 for axes in drawn.axes)
 
 
 def test_many_numbers_of_ranks_are_counted_together_against_epochs():
@@ -115,17 +85,15 @@ def test_many_numbers_of_ranks_are_counted_together_against_epochs():
 def test_what_ranks_do_is_drawn_for_some_of_many_ranks(tmp_path):
     load_s = [2.0] * 40 + [2.5] + [2.0] * 59
     plant(tmp_path, "nt3", 100, epochs=100, load_s=load_s, wait_s=4.0)
-    experiment = study_in(tmp_path)
-    (axes,) = ranks_over_time(experiment, experiment.series).axes
+    (axes,) = time.ranks_over_time(*study_in(tmp_path)).axes
     shown = [int(label.get_text()) for label in axes.get_yticklabels()]
     assert (shown[0], shown[-1], len(shown)) == (0, 99, 13)
     assert 40 in shown  # the slowest loader
     drawn = {(bar.get_x(), bar.get_width()) for bar in axes.patches}
     assert {(3.0, 2.0), (3.0, 2.5), (5.5, 4.0)} <= drawn  # loading, then waiting
     (tmp_path / "run000/per_rank.npz").unlink()
-    experiment = study_in(tmp_path)
     with pytest.raises(MissingDataError, match=r"per_rank\.npz"):
-        ranks_over_time(experiment, experiment.series)
+        time.ranks_over_time(*study_in(tmp_path))
 
 
 @pytest.mark.parametrize("reading", ["power", "energy"])
@@ -139,7 +107,7 @@ def test_power_over_time_is_of_one_node_and_one_above_the_other(tmp_path, readin
     slow.path.with_name("power-0001.csv").write_text("is not read")
     damaged.path.with_name("power-0000.csv").write_text("time")
     (experiment,) = group([slow, fast, damaged])
-    figure, caption = power_over_time(experiment, experiment.series)
+    figure, caption = time.power_over_time(experiment, experiment.series)
     first, second = figure.axes
     assert first.get_xlim() == second.get_xlim() == (0, slow["total_s"])
     assert first.get_ylim() == second.get_ylim()
@@ -150,15 +118,8 @@ def test_power_over_time_is_of_one_node_and_one_above_the_other(tmp_path, readin
     assert str(damaged.path.with_name("power-0000.csv")) in caption
 
 
-def test_more_devices_than_can_be_told_apart_are_counted(tmp_path):
-    (experiment,) = group([with_traces(plant(tmp_path, energy_j=1.0), num_gpus=MAX_LINES + 2)])
-    figure, caption = power_over_time(experiment, experiment.series)
-    assert len(figure.axes[0].lines) == MAX_LINES
-    assert "3 further devices" in caption
-
-
 def test_every_rank_and_phase_of_a_run_is_drawn_in_a_colour_of_its_own(run):
-    (axes,) = phases_figure(run).axes
+    (axes,) = time.phases_figure(run).axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "1", "2"]
     colors = {bar.get_facecolor() for bar in axes.patches}
     assert len(colors) == len({"startup", "load", "wait", "train"})
@@ -166,35 +127,18 @@ def test_every_rank_and_phase_of_a_run_is_drawn_in_a_colour_of_its_own(run):
     assert labels == ["startup, 3.00 s", "load, 2.00 s", "wait, 1.000 s", "train, 16.50 s"]
 
 
-def test_power_is_drawn_only_where_it_was_measured(run):
-    assert len(phases_figure(run).axes) == 1
-    measured = with_traces(run.path)
-    figure = phases_figure(measured)
-    assert len(figure.axes[1].lines) == 3
-    assert legend_of(figure)[-1] == "node 0: node"
-    assert "GPU 0" in page_of(measured)
-    absent = changed(run.record, {"energy": {"kind": "absent", "reason": "no sensor"}})
-    assert len(phases_figure(Run(run.path, absent)).axes) == 1
-
-
 def test_the_page_says_what_data_and_limits_the_run_had(run):
     page = page_of(run)
     assert page.index("synthetic") < page.index("<svg")
-    assert page.count("<svg") == 2
-    assert "limited" not in page
+    assert (page.count("<svg"), "limited" in page) == (2, False)
     for text in ("loss", "accuracy", "training", "validation", "epoch"):
         assert re.search(rf">{text}</text>", page), text
     content = {"parameters.train_steps": {"value": 2, "origin": "flag"}, "data.synthetic": False}
     content |= {"training.stopped": "early_stop", "plan.epochs_per_rank": 900}
-    page = page_of(Run(run.path, changed(run.record, content)))
-    assert " of 900 epochs: early_stop" in page
-    assert "train_steps 2" in page[: page.index("<svg")]
-    assert "synthetic" not in page[: page.index("<svg")]
-
-
-def test_curves_of_one_epoch_are_a_file(tmp_path):
-    training_curves(tmp_path / "history.png", {"loss": [1.0]}, title="one epoch")
-    assert (tmp_path / "history.png").read_bytes().startswith(b"\x89PNG")
+    above, _ = page_of(Run(run.path, changed(run.record, content))).split("<svg", 1)
+    assert " of 900 epochs: early_stop" in above
+    assert "train_steps 2" in above
+    assert "synthetic" not in above
 
 
 def test_what_cannot_be_drawn_is_named(run):
@@ -203,7 +147,7 @@ def test_what_cannot_be_drawn_is_named(run):
     path.write_text("time")
     assert str(path) in page_of(measured)
     with pytest.raises(DataError, match="power-0000"):
-        phases_svg(measured)
+        time.phases_svg(measured)
     raw = run.path.with_name(PER_RANK_NAME)
     raw.write_bytes(b"damaged")
     page = page_of(Run(run.path, run.record))
@@ -211,11 +155,14 @@ def test_what_cannot_be_drawn_is_named(run):
     assert page.count("<svg") == 1
     raw.unlink()
     with pytest.raises(RecordError, match="beside the record"):
-        phases_svg(Run(run.path, run.record))
+        time.phases_svg(Run(run.path, run.record))
 
 
-def test_a_run_that_failed_early_has_a_page(tmp_path):
-    path = plant(tmp_path, num_ranks=2, status="failed")
-    page = page_of(Run(path, read_record(path)))
-    assert "failed" in page
-    assert "<svg" not in page
+def test_devices_are_drawn_if_there_are_any_and_as_many_as_can_be_told_apart(run):
+    absent = changed(run.record, {"energy": {"kind": "absent", "reason": "no sensor"}})
+    assert len(time.phases_figure(Run(run.path, absent)).axes) == 1
+    measured = with_traces(run.path, num_gpus=time.MAX_LINES + 2)
+    assert legend_of(time.phases_figure(measured))[-1].startswith("node 0: ")
+    (experiment,) = group([measured])
+    figure, caption = time.power_over_time(experiment, experiment.series)
+    assert (len(figure.axes[0].lines), "3 further devices" in caption) == (time.MAX_LINES, True)

@@ -120,14 +120,6 @@ def test_values_stand_beside_runs_with_the_same_loaders(loaders, values):
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "needed"), [("nt3", [8]), ("p1b1", []), ("p1b2", [16]), ("tc1", [])]
-)
-def test_epochs_needed(benchmark, needed):
-    found = published(Runs(benchmark, "strong"), "epochs_needed")
-    assert [each.value for each in found] == needed
-
-
-@pytest.mark.parametrize(
     "path",
     sorted(CANDLE.glob("*/*_default_model.txt")),
     ids=lambda path: f"{path.parent.name} {path.stem}",

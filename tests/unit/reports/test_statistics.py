@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from candle_p1.reports.statistics import (
     MIN_VALUES,
     Estimate,
-    estimate_difference,
     estimate_median,
     estimate_ratio,
-    median_interval,
     summarize,
 )
 from candle_p1.reports.words import cell, interval, number
@@ -24,12 +22,17 @@ TIMES = st.lists(st.floats(1e-3, 1e4), min_size=1, max_size=40)
 
 
 @pytest.mark.parametrize(
-    ("num", "ranks"),
-    [(1, None), (5, None), (6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (12, (3, 10)), (20, (6, 15))],
-)
-def test_the_interval_agrees_with_published_tables(num, ranks):
-    assert median_interval(range(1, num + 1)) == ranks
-    assert (ranks is None) == (num < MIN_VALUES)
+    ("num", "ends", "confidence"),
+    [
+        (1, (1, 1), 0), (2, (1, 2), 0.5), (5, (1, 5), 0.9375),  # their range
+        (6, (1, 6), 0.96875), (9, (2, 8), 0.9609375), (20, (6, 15), 0.958611),
+    ],
+)  # fmt: skip
+def test_the_interval_of_a_median_agrees_with_published_tables(num, ends, confidence):
+    estimate = estimate_median(range(1, num + 1))
+    assert (estimate.low, estimate.high) == ends
+    assert estimate.confidence == pytest.approx(confidence, rel=1e-6)
+    assert estimate.is_confident == (num >= MIN_VALUES)
 
 
 @given(TIMES)
@@ -40,21 +43,7 @@ def test_the_interval_holds_the_median_and_lies_in_the_range(times):
     assert summary["repeats"] == len(summary["repeats_s"]) == len(times)
 
 
-@pytest.mark.parametrize(
-    ("num", "confidence"),
-    [(1, 0.0), (2, 0.5), (3, 0.75), (5, 0.9375), (6, 0.96875), (9, 0.9609375)],
-)
-def test_few_values_give_their_range_with_its_confidence(num, confidence):
-    estimate = estimate_median(range(1, num + 1))
-    assert estimate.confidence == pytest.approx(confidence)
-    assert estimate.is_confident == (num >= MIN_VALUES)
-    if num < MIN_VALUES:
-        assert (estimate.low, estimate.high) == (1, num)
-
-
-@pytest.mark.parametrize(
-    ("num_x", "num_y"), [(2, 2), (3, 3), (3, 4), (4, 4), (3, 5), (5, 5), (4, 7)]
-)
+@pytest.mark.parametrize(("num_x", "num_y"), [(2, 2), (3, 4), (5, 5), (4, 7)])
 def test_the_interval_of_a_ratio_misses_as_often_as_it_says(num_x, num_y):
     """Of sets that differ by no factor all orders are equally likely."""
     values = np.exp(np.arange(num_x + num_y) ** 1.3)  # no two ratios are alike
@@ -66,9 +55,7 @@ def test_the_interval_of_a_ratio_misses_as_often_as_it_says(num_x, num_y):
     assert 1 - misses / comb(num_x + num_y, num_x) == pytest.approx(estimate.confidence)
 
 
-@pytest.mark.parametrize(
-    ("num", "critical"), [(4, 0), (5, 2), (6, 5), (7, 8), (8, 13), (9, 17), (10, 23), (20, 127)]
-)
+@pytest.mark.parametrize(("num", "critical"), [(4, 0), (5, 2), (8, 13), (20, 127)])
 def test_the_interval_of_a_ratio_agrees_with_published_critical_values(num, critical):
     """Two-sided Mann-Whitney test at 5 %: no difference is rejected where U is at most this."""
     x = np.exp(np.arange(num))
@@ -79,27 +66,14 @@ def test_the_interval_of_a_ratio_agrees_with_published_critical_values(num, crit
     assert estimate.is_confident
 
 
-def test_a_planted_factor_is_found_exactly():
-    base = [1.0, 2.0, 4.0, 8.0, 16.0]
-    assert estimate_ratio([3 * value for value in base], base).value == 3
-    assert estimate_difference([3 + value for value in base], base).value == 3
-    assert estimate_median([3.0] * 10) == Estimate(3, 3, 3, pytest.approx(0.97851562), (10,))
-
-
 @given(TIMES, TIMES, st.floats(1e-3, 1e3))
 def test_a_ratio_scales_and_inverts_with_its_sets(x, y, factor):
-    estimate = estimate_ratio(x, y)
-    assert estimate.low <= estimate.value * (1 + 1e-12)
-    assert estimate.value <= estimate.high * (1 + 1e-12)
+    estimate, turned = estimate_ratio(x, y), estimate_ratio(y, x)
     scaled = estimate_ratio([factor * value for value in x], y)
-    turned = estimate_ratio(y, x)
-    for ours, theirs, inverse in (
-        (estimate.low, scaled.low, turned.high),
-        (estimate.value, scaled.value, turned.value),
-        (estimate.high, scaled.high, turned.low),
-    ):
-        assert theirs == pytest.approx(factor * ours)
-        assert inverse == pytest.approx(1 / ours)
+    ends = np.array([estimate.low, estimate.value, estimate.high])
+    assert ends == pytest.approx(np.sort(ends))
+    assert [scaled.low, scaled.value, scaled.high] == pytest.approx(factor * ends)
+    assert [turned.high, turned.value, turned.low] == pytest.approx(1 / ends)
     assert estimate.confidence == scaled.confidence == pytest.approx(turned.confidence)
 
 

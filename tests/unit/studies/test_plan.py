@@ -1,13 +1,17 @@
 from __future__ import annotations
 
-from itertools import product
+import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from candle_p1.cli import cli
 from candle_p1.errors import DataError, ParameterError
 from candle_p1.studies.plan import Choice, make_plan
 from candle_p1.studies.study_file import find_study, list_studies, read_study
+from tests.conftest import ROOT
+from tests.expected import check_expected
 
 TOY = Path(__file__).parents[2] / "files/toy"
 STUDY = f"""
@@ -28,8 +32,7 @@ name = "short"
 [sizes.small]
 ranks = [1, 2]
 """
-FIRST = ["long-color-a_b-np2", "short-color-a_b-np1", "long-color-red-np1"]
-ONE = f'title = "one"\nbenchmark = "{TOY}"\nrepeats = 1\nminutes = 5\n[sizes.small]\nranks = [1]\n'
+NT3 = 'title = "one"\nbenchmark = "nt3"\nrepeats = 1\nminutes = 5\n[sizes.small]\nranks = [1]\n'
 
 
 @pytest.fixture
@@ -42,80 +45,42 @@ def plan(tmp_path):
     return plan
 
 
-def names(plan):
-    return [run.name for run in plan.runs]
+FILES = ROOT / "tests/files/studies"
+COMMANDS = (FILES / "commands.txt").read_text().splitlines()
 
 
-def test_each_block_holds_every_combination_once_in_its_own_order(plan):
-    runs = plan().runs
-    blocks = [runs[start : start + 8] for start in (0, 8, 16)]
-    orders = [[run.point for run in block] for block in blocks]
-    assert [{run.repeat for run in block} for block in blocks] == [{0}, {1}, {2}]
-    points = product(("long", "short"), ("a_b", "red"), (1, 2))
-    expected = [f"{variant}-color-{color}-np{ranks}" for variant, color, ranks in points]
-    assert [sorted(order) for order in orders] == [expected] * 3
-    assert orders[0] != orders[1] != orders[2]
-    assert orders[0][:3] == FIRST  # the same on every machine, in every version
+@pytest.mark.parametrize("line", COMMANDS)
+def test_the_runs_of_a_study_in_their_order(line, monkeypatch):
+    """The order is the same on every machine, in every version."""
+    monkeypatch.chdir(FILES)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    result = CliRunner().invoke(cli, ["study", "show", *line.split()])
+    text = re.sub(r" \\\n *", " ", result.output).replace(str(ROOT), "$ROOT")
+    check_expected(FILES / "expected.txt", line, text, COMMANDS)
 
 
 def test_the_order_depends_on_the_seed_and_not_on_other_ranks_and_repeats(plan):
-    in_order = names(plan())
-    assert in_order != names(plan(seed=1)) != sorted(in_order)
-    assert names(plan(ranks=[2])) == [name for name in in_order if "-np2-" in name]
-    assert names(plan(repeats=5))[:24] == in_order
+    in_order, other, fewer, more = (
+        [run.name for run in plan(**choice).runs]
+        for choice in ({}, {"seed": 1}, {"ranks": [2]}, {"repeats": 5})
+    )
+    assert in_order != other != sorted(in_order)
+    assert fewer == [name for name in in_order if "-np2-" in name]
+    assert more[:24] == in_order
 
 
 def test_all_attributes_of_a_run(plan, tmp_path):
     run = next(run for run in plan().runs if run.name == "long-color-a_b-np2-r1")
     assert run.flags == {"epochs": 8, "toy_s": 2.5, "color": "a b", "rng_seed": 7103}
-    assert (run.num_ranks, run.variables) == (2, {})
-    assert (run.epochs_per_rank, run.minutes) == (4, 5)
-    assert run.settings["toy_s"] == 2.5
-    assert run.settings["rng_seed"] == 7103
+    assert (run.num_ranks, run.variables, run.epochs_per_rank, run.minutes) == (2, {}, 4, 5)
+    assert {"toy_s": 2.5, "rng_seed": 7103}.items() <= run.settings.items()
     assert "output_dir" not in run.settings
     directory = tmp_path / "out/mine-small"
-    assert run.directory() == directory / "long-color-a_b-np2-r1"
     assert run.directory(2) == directory / "long-color-a_b-np2-r1-attempt2"
     assert run.command_flags(run.directory()) == [
         *("--epochs", "8", "--toy_s", "2.5", "--color", "a b", "--rng_seed", "7103"),
         *("--output_dir", str(directory), "--experiment_id", ".", "--run_id", run.name),
     ]
-
-
-def test_values_of_every_type_become_arguments_and_timelines_lie_beside_the_records(plan):
-    keys = "timeline = true\nflags = { shape = [1, 2], verbose = true, dropout = 1e-5 }\n[sizes"
-    text = ONE.replace("[1]", "[1, 2]").replace("[sizes", keys)
-    one, two = sorted(plan(text).runs, key=lambda run: run.num_ranks)
-    argv = [run.command_flags(run.directory()) for run in (one, two)]
-    assert " ".join(argv[0]).startswith("--shape 1 2 --verbose True --dropout 1e-05 ")
-    assert (one.settings["shape"], one.settings["verbose"]) == ([1, 2], True)
-    assert "--timeline" not in argv[0]  # a single rank has none
-    assert argv[1][-2:] == ["--timeline", f"{two.directory()}/timeline.json"]
-    assert "timeline" not in two.settings
-    off = f"{text}[sizes.off]\nranks = [2]\ntimeline = false\n"
-    assert not plan(off, size="off").runs[0].timeline
-
-
-def test_threads_and_environment_variables_are_crossed_too(plan):
-    keys = 'threads = [1, 2]\nenvironment = { HOROVOD_LOG_LEVEL = ["1", "5"], NCCL_DEBUG = "INFO" }'
-    runs = {run.point: run.variables for run in plan(ONE.replace("[s", f"{keys}\n[s")).runs}
-    assert runs == {
-        f"HOROVOD_LOG_LEVEL-{level}-threads-{threads}-np1": {
-            "HOROVOD_LOG_LEVEL": level,
-            "NCCL_DEBUG": "INFO",
-            "OMP_NUM_THREADS": threads,
-        }
-        for level, threads in product("15", "12")
-    }
-    text = ONE.replace("[s", "threads = 3\n[s").replace(f'"{TOY}"', f'["{TOY}", "nt3"]')
-    assert sorted(names(plan(text))) == ["nt3-np1-r0", "toy-np1-r0"]
-    assert plan(text).runs[0].variables == {"OMP_NUM_THREADS": "3"}
-
-
-def test_flags_of_the_command_line_apply_to_all_runs(plan):
-    runs = plan(flags=["-e", "4", "--data_seed=5", "--rng_seed", "10"]).runs
-    assert {(run.flags["epochs"], run.settings["data_seed"]) for run in runs} == {(4, 5)}
-    assert {(run.repeat, run.settings["rng_seed"]) for run in runs} == {(0, 10), (1, 11), (2, 12)}
 
 
 @pytest.mark.parametrize(
@@ -143,7 +108,7 @@ def test_what_the_benchmark_would_refuse_is_refused_before_anything_runs(
 
 def test_a_missing_data_file_is_named(plan):
     with pytest.raises(DataError, match=r"absent\.csv"):
-        plan(ONE.replace(str(TOY), "nt3"), flags=["--train_data", "absent.csv", "--test_data", "b"])
+        plan(NT3, flags=["--train_data", "absent.csv", "--test_data", "b"])
 
 
 READY = [(name, size) for name in list_studies() for size in find_study(name).sizes]
@@ -164,9 +129,7 @@ def test_every_ready_made_study_expands(name, size, tmp_path):
     loaders = {each.name: each.flags.get("loader") for each in study.sizes[size].variants}
     if size == "small" and name.startswith("weak-"):
         assert loaders == {"": None}  # their subject is quality
-    elif name.startswith(
-        ("strong-", "weak-", "timeline-", "power-")
-    ):  # the paper's method is there
+    elif name.startswith(("strong-", "weak-", "timeline-", "power-")):
         others = {variant: loader for variant, loader in loaders.items() if "batch" not in variant}
         assert others == {"original": "original", "chunked": "chunked", "default": None}
 
@@ -183,17 +146,14 @@ def test_the_ready_made_studies_cover_the_papers_sweeps():
 
 
 @pytest.mark.parametrize(
-    ("names", "most", "epochs"),
+    ("name", "most", "epochs"),
     [
-        ("strong-nt3 batch-p1b3 timeline-strong-nt3 power-nt3", 384, 1),
-        ("strong-p1b1", 96, 4),
-        ("strong-p1b2", 384, 2),
-        ("weak-nt3", 3072, 8),
-        ("timeline-weak-nt3", 768, 8),
+        ("strong-nt3", 384, 1), ("batch-p1b3", 384, 1), ("timeline-strong-nt3", 384, 1),
+        ("power-nt3", 384, 1), ("strong-p1b1", 96, 4), ("strong-p1b2", 384, 2),
+        ("weak-nt3", 3072, 8), ("timeline-weak-nt3", 768, 8),
     ],
-)
-def test_studies_have_the_papers_sizes(names, most, epochs, tmp_path):
-    for name in names.split():
-        runs = make_plan(find_study(name), Choice(size="paper"), tmp_path).runs
-        assert max(run.num_ranks for run in runs) == most
-        assert {run.epochs_per_rank for run in runs if run.num_ranks == most} == {epochs}
+)  # fmt: skip
+def test_studies_have_the_papers_sizes(name, most, epochs, tmp_path):
+    runs = make_plan(find_study(name), Choice(size="paper"), tmp_path).runs
+    assert max(run.num_ranks for run in runs) == most
+    assert {run.epochs_per_rank for run in runs if run.num_ranks == most} == {epochs}

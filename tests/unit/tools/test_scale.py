@@ -17,7 +17,10 @@ BYTES_PER_DOUBLING = 130
 of the metrics of an epoch is the most that grows so."""
 MOST_BYTES = 3000
 """What a rank may receive in a phase from 16 ranks: the parameters are the most of it."""
-MOST_BYTES_OF_EACH = {"a checkpoint": 2500, "end": 8000, "end after a signal": 8000}
+MOST_BYTES_OF_EACH = {
+    **{"a checkpoint": 2500, "end": 8000, "end after a signal": 8000},
+    "an error of all ranks": 250,
+}
 """What rank 0 may receive in a phase from each rank, if it is more than some bytes."""
 ROWS_BYTES = 4 * NUM_ROWS * NUM_COLUMNS
 

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from candle_p1.distributed.comm import Attempt, check_ranks, on_first_rank
+from candle_p1.distributed.comm import agree, check_ranks, on_first_rank
 from candle_p1.distributed.launch_environment import LaunchedRank
 from candle_p1.distributed.shared_file import NoRoomError, agree_on_room
 from candle_p1.errors import DataError, DistributedError
@@ -23,8 +23,8 @@ def test_ranks_communicate_as_those_of_a_real_job():
         assert comm.local.allgather(comm.rank)[0] == 3 * comm.node
         array = np.array([[comm.rank, 1]], np.int32)
         assert comm.allreduce_sum(array).tolist() == [[21, 7]]
-        assert comm.allreduce_max(array).dtype == np.int32
-        assert comm.allreduce_max(array).tolist() == [[6, 1]]
+        largest = comm.allreduce_max(array)
+        assert (largest.dtype, largest.tolist()) == (np.int32, [[6, 1]])
         comm.send(comm.rank, (comm.rank + 1) % 7)
         assert comm.receive((comm.rank - 1) % 7) == (comm.rank - 1) % 7
         comm.send_bytes(memoryview(bytes([comm.rank, 1])), (comm.rank + 1) % 7)()
@@ -111,8 +111,8 @@ def test_what_ranks_agree_on_costs_each_of_them_no_more_at_thousands(num_ranks):
     job = SimulatedJob(num_ranks, ranks_per_node=8)
 
     def work(comm):
-        assert Attempt(lambda: comm.rank).agree(comm) == comm.rank
-        assert on_first_rank(lambda: "a directory", comm) == "a directory"
+        assert agree(comm, lambda: comm.rank) == comm.rank
+        assert on_first_rank(comm, lambda: "a directory") == "a directory"
         check_ranks(LaunchedRank("mpirun", comm.rank, comm.size, None, None, None, "node"), comm)
         assert comm.find_different(["the same digest"]) == []
 
@@ -124,14 +124,14 @@ def test_what_ranks_agree_on_costs_each_of_them_no_more_at_thousands(num_ranks):
     assert received[0, 1] <= 10 * depth
 
 
-@pytest.mark.parametrize("agree", [lambda fail, comm: Attempt(fail).agree(comm), agree_on_room])
-def test_an_error_of_all_ranks_reaches_each_of_them_once(agree):
+@pytest.mark.parametrize("agree_on", [agree, agree_on_room])
+def test_an_error_of_all_ranks_reaches_each_of_them_once(agree_on):
     def fail():
         raise NoRoomError("is empty", "x.csv")
 
     def work(comm):
         with pytest.raises(DataError, match=r"^x\.csv: is empty$"):
-            agree(fail, comm)
+            agree_on(comm, fail)
 
     job = SimulatedJob(256, ranks_per_node=8)
     job.run(work)
@@ -145,6 +145,6 @@ def test_an_error_of_one_rank_of_many_reaches_all():
 
     def work(comm):
         with pytest.raises(DistributedError, match=r"^rank 77: x\.csv: is empty$"):
-            Attempt(lambda: fail(comm)).agree(comm)
+            agree(comm, fail, comm)
 
     SimulatedJob(128).run(work)

@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 
 from candle_p1.distributed.comm import SerialCommunicator
-from candle_p1.errors import SetupError
+from candle_p1.errors import RecordError, SetupError
+from candle_p1.records.record import end_record, read_record
+from candle_p1.records.types import Failure
 from candle_p1.training import lifecycle
-from tests.unit.training.test_place import parameters
+from candle_p1.training.measured import describe_rank
+from tests.planted_records import planted_record
+from tests.unit.training.test_run_directory import parameters
 
 
-class OpeningElsewhere(lifecycle.RunOpening):
+class DirectoryElsewhere(lifecycle.RunDirectory):
     """As on a rank other than 0: it does not open the directory, which is not the expected one."""
 
     def open(self, record, watchdog):
@@ -34,7 +38,7 @@ def test_each_rank_learns_where_the_record_is(tmp_path, monkeypatch):
     unwatched = lifecycle.watch
     monkeypatch.setenv("CANDLE_P1_WATCHDOG", "off")
     monkeypatch.setattr(lifecycle, "watch", watch)
-    monkeypatch.setattr(lifecycle, "RunOpening", OpeningElsewhere)
+    monkeypatch.setattr(lifecycle, "RunDirectory", DirectoryElsewhere)
     params = parameters(tmp_path)
     with lifecycle.recorded_run("nt3", params, SerialCommunicator()) as run:
         directory = run.directory
@@ -45,8 +49,8 @@ def test_each_rank_learns_where_the_record_is(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("place", "name"),
     [
-        (lifecycle.RunOpening, "find"),
-        (lifecycle.RunOpening, "open"),
+        (lifecycle.RunDirectory, "find"),
+        (lifecycle.RunDirectory, "open"),
         (lifecycle, "watch"),
         (lifecycle, "CallProfile"),
         (lifecycle.Run, "result_directory"),
@@ -66,7 +70,7 @@ def test_a_run_that_fails_while_it_opens_leaves_nothing_behind(tmp_path, monkeyp
         return threading.enumerate(), dict(os.environ), sorted(Path("/proc/self/fd").iterdir())
 
     monkeypatch.setenv("CANDLE_P1_WATCHDOG", "off")
-    find = lifecycle.RunOpening.find
+    find = lifecycle.RunDirectory.find
     params = parameters(tmp_path, "--run_id", "one", "--logfile", str(tmp_path / "log"))
     with lifecycle.recorded_run("nt3", parameters(tmp_path), SerialCommunicator()):
         pass  # what is opened once per process
@@ -83,3 +87,45 @@ def test_a_run_that_fails_while_it_opens_leaves_nothing_behind(tmp_path, monkeyp
     assert left() == before
     (tmp_path / "EXP000/one/run.json").unlink(missing_ok=True)  # there may be a record of it
     run()
+
+
+def run_to_its_end(params, before_end):
+    """Runs without training; `before_end` is called with the path of the record."""
+    record, comm = planted_record("nt3", 1), SerialCommunicator()
+    names = ("data", "plan", "model", "distributed", "training", "quality", "environment")
+    with lifecycle.recorded_run("nt3", params, comm) as run:
+        with run.phases("train"):
+            before_end(run.record_path)
+        run.finish(
+            describe_rank(comm, threads=1, device="cpu", num_cores=1),
+            efficiency={"kind": "absent", "reason": "nothing was trained"},
+            **{name: getattr(record, name) for name in names},
+        )
+        return run
+
+
+@pytest.mark.parametrize(
+    "harm", [Path.unlink, lambda path: path.write_text(""), lambda path: path.write_text("{")]
+)
+def test_a_record_that_is_lost_is_written_all_the_same(tmp_path, monkeypatch, harm):
+    monkeypatch.setenv("CANDLE_P1_WATCHDOG", "off")
+    run = run_to_its_end(parameters(tmp_path), harm)
+    written = read_record(run.record_path)
+    assert written == run.record
+    assert (written.status, written.benchmark, written.num_ranks) == ("ok", "nt3", 1)
+    assert written.parameters["epochs"].value == 4
+
+
+def test_a_record_that_says_otherwise_is_an_error(tmp_path, monkeypatch):
+    """As when the watchdog server has taken a rank for dead."""
+
+    def fail(path):
+        end_record(path, "failed", Failure(reason="rank 1 died", rank=1))
+
+    monkeypatch.setenv("CANDLE_P1_WATCHDOG", "off")
+    path = tmp_path / "EXP000/RUN000/run.json"
+    with pytest.raises(RecordError, match=r'run\.json: .*"ok", but .*"failed"') as caught:
+        run_to_its_end(parameters(tmp_path), fail)
+    assert caught.value.agreed
+    assert str(path) in str(caught.value)
+    assert read_record(path).failure.reason == "rank 1 died"

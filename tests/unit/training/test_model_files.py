@@ -49,20 +49,19 @@ def make_files(tmp_path):
     def make_files(*flags, benchmark=None, directory=tmp_path, rank=0):
         comm = SerialCommunicator()
         comm.rank = rank
-        this = SimpleNamespace(comm=comm, screen=Screen())
+        run = SimpleNamespace(comm=comm, screen=Screen())
         params = NT3.read_parameters(flags)
-        return ModelFiles(benchmark or ManyFiles(), params, directory, this), this.screen
+        return ModelFiles(benchmark or ManyFiles(), params, directory, run), run.screen
 
     return make_files
 
 
-def train(model, callback, losses, first=0):
-    """Goes through epochs in each of which the weights are its number."""
-    callback.set_model(model)
-    callback.on_train_begin()
+def train(model, files, losses, first=0):
+    """Trains epochs in each of which the weights are its number."""
+    files.save_initial(model)
     for i, loss in enumerate(losses, start=first + 1):
         model.set_weights([np.full((2, 1), i, np.float32)])
-        callback.on_epoch_end(i - 1, {"val_loss": loss})
+        files.save_best(model, {"val_loss": loss})
 
 
 def best_epoch(model, path):
@@ -72,8 +71,7 @@ def best_epoch(model, path):
 
 def test_files_are_saved_before_after_and_between(make_files, model, tmp_path):
     files, screen = make_files("--save_model", "True")
-    (callback,) = files.callbacks()
-    train(model, callback, [0.5, 0.3, float("nan"), 0.4])
+    train(model, files, [0.5, 0.3, float("nan"), 0.4])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.weights.h5", "model.json"]
     assert files.are_final
     files.save_final(model)
@@ -84,42 +82,36 @@ def test_files_are_saved_before_after_and_between(make_files, model, tmp_path):
     assert (screen.warned, files.warnings) == ([], [])
 
 
-def test_a_continued_run_remembers_the_best_epoch(make_files, model, tmp_path):
-    (callback,) = make_files()[0].callbacks()
-    train(model, callback, [0.5, 0.3])
-    state = json.loads(json.dumps(callback.checkpoint_state()))
-    (continued,) = make_files()[0].callbacks()
+@pytest.mark.parametrize(("is_missing", "best"), [(False, 4), (True, 3)])
+def test_a_continued_run_remembers_the_best_epoch(make_files, model, tmp_path, is_missing, best):
+    files, _ = make_files()
+    train(model, files, [0.5, 0.1])
+    state = json.loads(json.dumps(files.checkpoint_state()))
+    if is_missing:
+        (tmp_path / "best.weights.h5").unlink()
+    continued, _ = make_files()
     continued.restore_state(state)
-    train(model, continued, [0.4, 0.2, 0.25], first=2)
-    assert best_epoch(model, tmp_path / "best.weights.h5") == 4
-
-
-def test_where_the_best_epochs_file_is_missing_the_next_one_is_the_best(
-    make_files, model, tmp_path
-):
-    (elsewhere,) = make_files(directory=tmp_path)[0].callbacks()
-    elsewhere.restore_state({"metric": "val_loss", "value": 0.1})
-    train(model, elsewhere, [0.4, 0.5])
-    assert best_epoch(model, tmp_path / "best.weights.h5") == 1
+    train(model, continued, [0.2, 0.05] if not is_missing else [0.4, 0.5], first=2)
+    assert best_epoch(model, tmp_path / "best.weights.h5") == best
 
 
 def test_only_rank_0_saves(make_files, model, tmp_path):
     files, _ = make_files("--save_model", "True", rank=1)
-    assert files.callbacks() == []
+    train(model, files, [0.5, 0.3])
     files.save_final(model)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_saved_unless_it_is_asked_for(make_files, model, tmp_path):
     files, _ = make_files(benchmark=NT3)
-    assert files.callbacks() == []
+    train(model, files, [0.5, 0.3])
     assert not files.are_final
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_cannot_be_written_causes_one_warning_for_each_file(make_files, model, tmp_path):
     files, screen = make_files("--save_model", "True", directory=tmp_path / "missing")
-    (callback,) = files.callbacks()
-    train(model, callback, [0.5, 0.4, 0.3])
+    train(model, files, [0.5, 0.4, 0.3])
     files.save_final(model)
     assert screen.said == []
     names = ["model.json", "best.weights.h5", "half.keras", "model.keras"]
@@ -162,25 +154,20 @@ def test_candles_files_are_those_of_the_benchmarks():
 
 
 def check(benchmark, model, *flags):
-    from candle_p1.training.best_metric import check_best_metric
+    from candle_p1.training.setup import check_best_metric
 
     params = benchmark.read_parameters(["--ckpt_save_interval", "1", *flags])
     check_best_metric(benchmark, params, model)
 
 
-@pytest.mark.parametrize(
-    ("benchmark", "metric"),
-    [
-        *((NT3, each) for each in ("val_loss", "val_acc", "accuracy", "lr")),
-        *((P1B1, each) for each in ("val_corr", "xent")),
+def test_the_best_checkpoints_metric_is_one_of_the_run(model):
+    for benchmark, metrics in (
+        (NT3, "val_loss val_acc accuracy lr"),
+        (P1B1, "val_corr xent"),
         (P1B3, "val_accuracy"),
-    ],
-)
-def test_the_metrics_of_a_run_are_known_before_training(benchmark, metric, model):
-    check(benchmark, model, "--ckpt_save_best_metric", metric)
-
-
-def test_another_metric_is_refused_before_training(model):
+    ):
+        for metric in metrics.split():
+            check(benchmark, model, "--ckpt_save_best_metric", metric)
     with pytest.raises(ParameterError, match=r"flag.*accuracy, learning_rate, loss, val_accuracy"):
         check(NT3, model, "--ckpt_save_best_metric", "val_auc")
     check(NT3, model, "--ckpt_save_best_metric", "val_auc", "--ckpt_save_best", "False")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.checkpoints.manifest import Position
+from candle_p1.checkpoints.arrays import ArraySpec
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import CheckpointError
+from candle_p1.records.types import Position
 from candle_p1.scaling import ScalingPlan
-from candle_p1.training.identity import check_arrays, describe_identity
-from candle_p1.training.restart import Restart, Start, may_restart
+from candle_p1.training.fingerprint import TrainingState, check_equal, run_fingerprint
+from candle_p1.training.restart import Restart, may_restart
 
 NT3 = find_benchmark("nt3")
 HERE = Path("ckpts/epoch-0002-step-000003")
@@ -40,11 +42,12 @@ def plan(num_ranks, epochs_per_rank=None):
 
 
 def restart(num_ranks=2, position=(2, 3), saved_by=2, **facts):
-    known = {
-        "plan": plan(saved_by).to_dict(),
-        "identity": describe_identity("nt3", params()),
+    known = run_fingerprint("nt3", params()) | {
+        "plan": plan(saved_by).model_dump(),
         "data": {"train": "ab", "test": {"x.csv": 7}},
-        "stopped": False,
+        "run": {"directory": "out", "segment": 1, "steps": 5},
+        **{"weights_only": False, "learning_rate": 0.1, "stopped": False, "policy": {}},
+        **{"callbacks": {}, "epochs": [], "num_samples": 0},
     }
     checkpoint = SimpleNamespace(directory=HERE, position=Position(*position), facts=known | facts)
     return Restart.of(checkpoint, Ranks(num_ranks))
@@ -55,31 +58,33 @@ def test_without_a_checkpoint_there_is_none():
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "position", "start", "epochs"),
+    ("num_ranks", "position", "start", "epochs", "is_over"),
     [
-        (2, (2, 3), Start(2, 3), 4),
-        (2, (3, 0), Start(3, 0), 4),
-        (2, (4, 0), Start(4, 0, is_over=True), 4),
-        (1, (2, 3), Start(2, 0), 6),
-        (4, (2, 3), Start(2, 0), 3),
-        (4, (4, 0), Start(4, 0, is_over=True), 4),
+        (2, (2, 3), (2, 3), 4, False),
+        (2, (3, 0), (3, 0), 4, False),
+        (2, (4, 0), (4, 0), 4, True),
+        (1, (2, 3), (2, 0), 6, False),
+        (4, (2, 3), (2, 0), 3, False),
+        (4, (4, 0), (4, 0), 4, True),
     ],
 )
-def test_other_ranks_begin_an_incomplete_epoch_anew(num_ranks, position, start, epochs):
+def test_other_ranks_begin_an_incomplete_epoch_anew(num_ranks, position, start, epochs, is_over):
     found = restart(num_ranks, position)
-    assert (found.start, found.epochs_per_rank) == (start, epochs)
+    assert (found.start, found.epochs_per_rank) == (Position(*start), epochs)
+    assert found.is_over is is_over
 
 
 def test_training_that_stopped_does_not_go_on():
-    assert restart(stopped=True).start.is_over
+    assert restart(stopped=True).is_over
 
 
 def test_the_same_run_is_accepted():
     found = restart()
-    found.check_run(describe_identity("nt3", params("--ckpt_every_s", "9", "--loader", "cached")))
-    found.check_run(describe_identity("nt3", params("--timeout", "60", "--eval_bool", "False")))
+    flags = ["--ckpt_every_s", "9", "--loader", "cached", "--timeout", "60", "--eval_bool", "False"]
+    found.check_run(run_fingerprint("nt3", params(*flags)))
     found.check_plan(plan(2))
     found.check_data({"train": "ab", "test": {"x.csv": 7}})
+    restart(num_ranks=4).check_plan(plan(4))
 
 
 def refused(check, *args):
@@ -93,34 +98,53 @@ def refused(check, *args):
 
 def test_differences_are_named():
     found = restart()
-    other = describe_identity("nt3", params("--batch_size", "7", "--rng_seed", "1"))
+    other = run_fingerprint("nt3", params("--batch_size", "7", "--rng_seed", "1"))
     message = refused(found.check_run, other)
-    assert "batch_size is 20 there and 7 here; rng_seed is 7102 there and 1 here" in message
-    of_p1b1 = describe_identity("p1b1", params())
-    assert "it is of nt3, and this run of p1b1" in refused(found.check_run, of_p1b1)
+    assert "the checkpoint has batch_size = 20, this run batch_size = 7" in message
+    assert "the checkpoint has rng_seed = 7102, this run rng_seed = 1" in message
+    message = refused(found.check_run, run_fingerprint("p1b1", params()))
+    assert "benchmark = 'nt3', this run benchmark = 'p1b1'" in message
     message = refused(found.check_data, {"train": "ab", "test": {"x.csv": 8}})
-    assert "the data of the role test" in message
+    assert "the checkpoint has test = {'x.csv': 7}" in message
     message = refused(found.check_plan, plan(2, epochs_per_rank=5))
-    assert "epochs_per_rank of the plan is 4 there and 5 here" in message
-    message = refused(check_arrays, HERE, [f"it has no weights/{i}" for i in range(8)])
-    assert message.count("its model is another") == 5
+    assert "the checkpoint has epochs_per_rank = 4, this run epochs_per_rank = 5" in message
+    message = refused(check_equal, HERE, {"a": 1}, {f"weights/{i}": i for i in range(7)})
+    assert "the checkpoint has no weights/0, this run weights/0 = 0" in message
     assert "and 3 more" in message
 
 
-def test_another_number_of_ranks_has_another_plan():
-    restart(num_ranks=4).check_plan(plan(4))
+def test_a_checkpoint_of_something_else_is_refused():
+    checkpoint = SimpleNamespace(directory=HERE, position=Position(1, 0), facts={"epoch": 1})
+    with pytest.raises(CheckpointError, match="is not the checkpoint of a training: benchmark"):
+        Restart.of(checkpoint, Ranks(1))
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_the_files_are_released_when_all_is_restored(num_ranks):
-    pytest.importorskip("keras")
-    found = restart(num_ranks, saved_by=1, learning_rate=0.1, weights_only=False)
-    model = SimpleNamespace(variables=[], optimizer=SimpleNamespace(learning_rate=0.0))
-    done = []
-    found._checkpoint.rank_state = lambda rank: done.append("read") or {}
-    found._checkpoint.release = lambda: done.append("released")
-    found.restore_ranks(model, plan(num_ranks), seed=1)
-    assert done[-1] == "released"
+def test_what_is_written_is_what_is_read():
+    """A segment, for example, has one name: the record tells by it what was lost."""
+    state = restart().state
+    checkpoint = SimpleNamespace(directory=HERE, facts=json.loads(json.dumps(state.model_dump())))
+    assert TrainingState.of(checkpoint) == state
+
+
+def test_a_checkpoint_of_another_model_is_refused():
+    keras = pytest.importorskip("keras", reason="no Keras backend is installed")
+
+    def made(units):
+        keras.backend.clear_session()
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(units)])
+        model.compile("sgd", "mse")
+        return model
+
+    from candle_p1.training.state import replicated_arrays
+
+    found, arrays = restart(), replicated_arrays(made(5))
+    specs = {name: ArraySpec.of(name, array) for name, array in arrays.items()}
+    del specs["weights/sequential/dense/bias"]
+    found._checkpoint.arrays = specs
+    message = refused(found.restore_arrays, made(3))
+    kernel = "weights/sequential/dense/kernel"
+    assert f"has {kernel} = 'float32 (4, 5)', this run {kernel} = 'float32 (4, 3)'" in message
+    assert "the checkpoint has no weights/sequential/dense/bias" in message
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from candle_p1.benchmark import DataSet, Samples, Several, find_benchmark
 from candle_p1.distributed.comm import SerialCommunicator
-from candle_p1.distributed.engines import make_engine
+from candle_p1.distributed.engine import make_engine
 from candle_p1.errors import ParameterError
 from candle_p1.models.optimizers import COMPUTE_TYPES, check_names
 from candle_p1.parameters.parameter import Parameter
@@ -132,14 +132,7 @@ def cubes(y_true, y_pred):
     return y_pred**3
 
 
-@pytest.mark.parametrize(
-    ("loss", "name"),
-    [
-        ("mse", "mse"),
-        (cubes, "cubes"),
-        (None, "computed by the model"),
-        ({"a": "mse", "b": cubes}, "a: mse, b: cubes"),
-    ],
-)
-def test_every_loss_has_a_name(loss, name):
-    assert _loss_name(loss) == name
+def test_every_loss_has_a_name():
+    losses = ["mse", cubes, None, {"a": "mse", "b": cubes}]
+    names = ["mse", "cubes", "computed by the model", "a: mse, b: cubes"]
+    assert [_loss_name(loss) for loss in losses] == names

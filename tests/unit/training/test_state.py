@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import tracemalloc
 
 import numpy as np
@@ -82,24 +83,6 @@ def test_training_goes_on_bit_for_bit(settings):
         np.testing.assert_array_equal(one, two)
 
 
-@pytest.mark.parametrize("left_out", [extended("optimizer/"), "weights/", extended("seed/")])
-def test_nothing_that_is_saved_could_be_left_out(left_out):
-    model = made(scaled=True)
-    trained(model, 4)
-    arrays, own = saved(model), state.own_arrays(model, within_epoch=True)
-    expected, _ = trained(model, 4)
-    other = made(scaled=True)
-    other.train_on_batch(X, Y[:, :1])
-    fresh = saved(other) | state.own_arrays(other, within_epoch=True)
-    for kept in (arrays, own):
-        kept.update({name: fresh[name] for name in kept if name.startswith(left_out)})
-    state.restore_replicated(other, arrays.__getitem__, arrays)
-    state.restore_own(other, own, within_epoch=True)
-    found, _ = trained(other, 4)
-    equal = [np.array_equal(one, two) for one, two in zip(found, expected, strict=True)]
-    assert not all(equal)
-
-
 def test_metrics_go_on_within_an_epoch():
     model = made()
     model.fit(X, Y[:, :1], epochs=1, verbose=0)
@@ -137,26 +120,6 @@ def test_weights_alone_leave_the_optimizer_as_it_is():
     assert int(other.optimizer.iterations) == 0
     for one, two in zip(other.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, two)
-
-
-def specs(model):
-    return {name: (each.shape, each.dtype) for name, each in saved(model).items()}
-
-
-def test_differences_are_named():
-    model, wider = made(), made(units=5)
-    assert state.differences(model, specs(model)) == []
-    found = state.differences(model, specs(wider))
-    kernel = next(clause for clause in found if "dense/kernel" in clause)
-    assert kernel == "weights/sequential/dense/kernel has the shape (4, 5) there and (4, 3) here"
-    fewer = specs(model)
-    del fewer["weights/sequential/dense/bias"]
-    assert state.differences(model, fewer) == ["it has no weights/sequential/dense/bias"]
-    more = specs(model) | {"weights/more": ((1,), "float32")}
-    assert state.differences(model, more) == ["the model has no weights/more"]
-    other = specs(model) | {"weights/sequential/dense/bias": ((3,), "float64")}
-    expected = "weights/sequential/dense/bias is float64 there and float32 here"
-    assert state.differences(model, other) == [expected]
 
 
 def test_a_missing_state_of_a_rank_is_an_error():
@@ -198,3 +161,100 @@ def test_a_view_does_not_outlive_the_copy():
     variable.value.assign_add(np.ones((1000, 1000), "float32"))
     assert address() != held.__array_interface__["data"][0]
     assert (held == number + 1).all()
+
+
+# --- callbacks ---------------------------------------------------------------------------------
+
+
+class Counter(keras.callbacks.Callback):
+    """As an author may write it."""
+
+    def __init__(self):
+        super().__init__()
+        self.total = np.float32(0)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.total += np.float32(logs["val_loss"])
+
+
+class Saved(Counter):
+    def checkpoint_state(self):
+        return {"total": self.total, "worst": float("inf")}
+
+    def restore_state(self, state):
+        self.total = np.float32(state["total"])
+        assert state["worst"] == float("inf")
+
+
+class OwnStopping(keras.callbacks.EarlyStopping):
+    pass
+
+
+LOSSES = [3.0, 2.8, 2.0, 1.9, 1.8, 1.75, 1.7, 1.7]
+
+
+def listening():
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    callbacks = [
+        keras.callbacks.ReduceLROnPlateau("val_loss", patience=2, min_delta=0.5),
+        OwnStopping("val_loss", patience=4, min_delta=0.5),
+        Saved(),
+        Saved(),
+        keras.callbacks.History(),
+        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None),
+    ]
+    for callback in callbacks:
+        callback.set_model(model)
+        callback.on_train_begin()
+    model.stop_training = False
+    return model, callbacks, state.CallbackStates(callbacks)
+
+
+def end_epochs(model, callbacks, losses, first=0):
+    """Returns the learning rate after each epoch, and whether training stopped."""
+    rates = []
+    for epoch, loss in enumerate(losses, start=first):
+        for callback in callbacks:
+            callback.on_epoch_end(epoch, {"loss": 1.0, "val_loss": loss})
+        rates.append((float(model.optimizer.learning_rate), model.stop_training))
+    return rates
+
+
+@pytest.mark.parametrize("num_before", range(len(LOSSES)))
+def test_callbacks_go_on_as_if_they_had_never_stopped(num_before):
+    model, callbacks, states = listening()
+    end_epochs(model, callbacks, LOSSES[:num_before])
+    captured = json.loads(json.dumps(states.capture()))
+    rate = float(model.optimizer.learning_rate)
+    expected = end_epochs(model, callbacks, LOSSES[num_before:], num_before)
+    assert expected[-1][1]  # early stopping acts
+
+    other, restored, again = listening()
+    again.restore(captured)
+    other.optimizer.learning_rate = rate  # as the arrays of the state say
+    assert end_epochs(other, restored, LOSSES[num_before:], num_before) == expected
+    for one, two in zip(callbacks, restored, strict=True):
+        for name in ("total", "wait", "best", "min_delta", "history", "epoch"):
+            assert getattr(one, name, None) == getattr(two, name, None)
+    assert again.capture() == states.capture()
+    assert states.unknown == ["OwnStopping"]  # its own attributes, if it had any, would be lost
+
+
+def test_callbacks_that_may_lose_state_are_named_once():
+    stopping = keras.callbacks.EarlyStopping(restore_best_weights=True)
+    callbacks = [Counter(), Counter(), Saved(), stopping, keras.callbacks.TerminateOnNaN()]
+    assert state.CallbackStates(callbacks).unknown == ["Counter", "EarlyStopping"]
+
+
+def test_a_state_that_is_no_json_is_an_error():
+    callback = Saved()
+    callback.total = object()
+    with pytest.raises(CandleError, match="callback Saved"):
+        state.CallbackStates([callback]).capture()
+
+
+def test_states_of_callbacks_that_are_gone_are_ignored():
+    model, callbacks, states = listening()
+    end_epochs(model, callbacks, LOSSES[:3])
+    state.CallbackStates([keras.callbacks.History()]).restore(states.capture())

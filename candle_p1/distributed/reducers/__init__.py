@@ -1,0 +1,1 @@
+"""What averages the gradients of several ranks."""

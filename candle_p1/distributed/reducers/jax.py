@@ -1,0 +1,319 @@
+"""JAX's distributed runtime: XLA averages gradients, by Gloo on CPUs and NCCL or RCCL on GPUs.
+
+A step is Keras's own step, mapped over one device per rank by ``jax.shard_map``, in which the
+optimizer averages the gradients. XLA compiles both into one program, and so overlaps communication
+with back-propagation where the hardware allows that. The variables stay local; only while steps
+follow one another are they parts of arrays that span the ranks, which takes no copy.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+from inspect import signature
+from typing import Any
+
+import numpy as np
+
+from candle_p1.distributed.comm import Communicator, agree, on_first_rank
+from candle_p1.distributed.gpus import num_visible
+from candle_p1.distributed.reducers.reducer import Reducer, average_as_half
+from candle_p1.distributed.watchdog import INTERFACE_VARIABLE, addresses
+from candle_p1.errors import SetupError
+from candle_p1.instrument.collectives import note_collective
+
+AXIS = "ranks"
+"""What the ranks are called in the arrays that span them."""
+OF_XLA = ("XLA_", "JAX_", "NCCL_", "RCCL_")
+"""What the names of environment variables begin with that change what JAX does."""
+GROUP_BYTES = 1 << 26
+LOOPBACK = "127.0.0.1"
+JOIN_S = 120
+"""How long ranks wait for each other while JAX joins them."""
+SHUTDOWN_S = 20
+"""How long a rank that has finished waits for JAX's other processes to finish, too."""
+
+
+class JaxReducer(Reducer):
+    """Averages within the step that XLA compiles. Making it is collective.
+
+    Args:
+        comm: The ranks.
+        compression: See `Reducer`.
+
+    Raises:
+        SetupError: JAX does not see the ranks of the job, or cannot connect them; the same on every
+            rank.
+    """
+
+    name = "jax"
+
+    def __init__(self, comm: Communicator, compression: str = "none") -> None:
+        import jax
+
+        super().__init__(comm, compression)
+        why = "JAX was in use before this run, so its processes cannot be joined any more"
+        agree(comm, self.check_rank, jax.process_index(), jax.process_count(), why)
+        agree(comm, self._meet)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What performs the collectives, and the variables that change what it does."""
+        import jax
+
+        collectives = "gloo" if jax.default_backend() == "cpu" else "nccl or rccl"
+        told = {k: v for k, v in sorted(os.environ.items()) if k.startswith(OF_XLA)}
+        return {"collectives": collectives, **told}
+
+    def _meet(self) -> None:
+        """Lets the ranks connect, or raises SetupError."""
+        from jax.lax import psum
+
+        try:
+            with _quiet():
+                found = int(self.mapped(partial(psum, axis_name=AXIS))(np.int32(1)))
+        except Exception as error:  # of many types
+            raise SetupError(
+                f"JAX cannot connect the ranks for its collectives: {str(error).splitlines()[0]}"
+            ) from error
+        if found != self.comm.size:
+            raise SetupError(f"JAX's collectives reach {found} of {self.comm.size} ranks")
+
+    def average(self, gradients: Mapping[str, Any], after: Sequence[Any] = ()) -> list[Any]:
+        """Returns the averages, within a step of `map_steps` or `mapped`."""
+        from jax.lax import pmax, pmean, psum
+
+        if self.compression == "none":
+            return [pmean(gradient, AXIS) for gradient in gradients.values()]
+        largest, total = partial(pmax, axis_name=AXIS), partial(psum, axis_name=AXIS)
+        return [
+            average_as_half(each, self.comm.size, largest, total) for each in gradients.values()
+        ]
+
+    def broadcast(self, variables: Sequence[Any], root: int) -> None:
+        """Copies the variables, some arrays at a time.
+
+        Arrays of which all ranks but the root contribute zeros are summed as integers, bit by bit,
+        because -0.0 and NaN would not survive a sum of floating-point numbers.
+        """
+        import jax
+
+        is_root = self.comm.rank == root
+        total = self._map(lambda arrays: [jax.lax.psum(each, AXIS) for each in arrays])
+        seconds = 0.0
+        for group in _groups(variables):
+            values = [np.asarray(variable.value) for variable in group]
+            bits = [value.view(f"u{value.itemsize}") * is_root for value in values]
+            given = list(map(self._across, bits))
+            compiled = total.lower(given).compile()
+            jax.block_until_ready(given)
+            begin = time.perf_counter()
+            received = compiled(given)
+            jax.block_until_ready(received)
+            seconds += time.perf_counter() - begin
+            if not is_root:
+                for variable, value, each in zip(group, values, received, strict=True):
+                    variable.assign(np.asarray(_local(each)).view(value.dtype))
+        num_bytes = sum(variable.value.nbytes for variable in variables)
+        note_collective(self.name, "broadcast", num_bytes * is_root, seconds)
+
+    def map_steps(self, model: Any) -> None:
+        """Lets the training steps of a compiled model span the ranks."""
+        import jax
+
+        step: Any = None
+
+        def train_step(state: Any, data: Any) -> tuple[Any, Any]:
+            # The state is lists of arrays: local ones at first, then those that the last step has
+            # returned. The data are this rank's batch.
+            state = jax.tree.map(
+                lambda value: self._across(value) if value.is_fully_addressable else value, state
+            )
+            batch = jax.tree.map(lambda value: self._across(value, batch=True), data)
+            logs, state = step(state, batch)
+            return jax.tree.map(_local, logs), state
+
+        def make_train_function(force: bool = False) -> None:
+            nonlocal step
+            if model.train_function is None or force:
+                step = self._map(model.train_step, batch=True, donate_argnums=0)
+                model.train_function = model._make_function(train_step)
+
+        synchronize = model.jax_state_sync
+
+        def jax_state_sync() -> None:  # it puts the state into the variables, as local arrays
+            state = getattr(model, "_jax_state", None)
+            if state and not model._jax_state_synced:
+                model._jax_state = {name: list(map(_local, each)) for name, each in state.items()}
+            synchronize()
+
+        model.make_train_function = make_train_function
+        model.jax_state_sync = jax_state_sync
+
+    def mapped(self, function: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
+        """Returns a function that is called with this rank's arrays, and may average them.
+
+        Args:
+            function: Of trees of arrays; it returns such a tree. JAX compiles it.
+            arguments: This rank's first arguments, which are placed on the device beforehand.
+        """
+        import jax
+
+        compiled = self._map(function)
+        placed = jax.tree.map(self._across, arguments)
+
+        def call(*more: Any) -> Any:
+            return jax.tree.map(_local, compiled(*placed, *jax.tree.map(self._across, more)))
+
+        return call
+
+    def _map(self, function: Callable[..., Any], *, batch: bool = False, **options: Any) -> Any:
+        """Returns a function compiled for the devices of all ranks, with options of ``jax.jit``.
+
+        With `batch`, its second argument is a batch, of which each rank has a part.
+        """
+        import jax
+
+        spec = jax.sharding.PartitionSpec
+        # JAX takes every state for the same on all ranks. Those of metrics and random layers are
+        # not, but as no device sees another's without a collective, each keeps its own; that is
+        # why nothing is to be verified.
+        mapped = jax.shard_map(
+            function,
+            mesh=self._mesh,
+            in_specs=(spec(), spec(AXIS)) if batch else spec(),
+            out_specs=spec(),
+            check_vma=False,
+        )
+        return jax.jit(mapped, **options)
+
+    def _across(self, value: Any, *, batch: bool = False) -> Any:
+        """Returns an array of all ranks, of which a local one is this rank's part; not a copy."""
+        import jax
+
+        spec = jax.sharding.PartitionSpec(AXIS) if batch else jax.sharding.PartitionSpec()
+        local = jax.device_put(value, self._mesh.local_devices[0])
+        shape = (self.comm.size * local.shape[0], *local.shape[1:]) if batch else local.shape
+        sharding = jax.sharding.NamedSharding(self._mesh, spec)
+        return jax.make_array_from_single_device_arrays(shape, sharding, [local])
+
+    @cached_property
+    def _mesh(self) -> Any:
+        """The devices of all ranks, one of each, in their order."""
+        import jax
+
+        # A rank sees one GPU, if it is known how many there are.
+        first = {device.process_index: device for device in reversed(jax.devices())}
+        return jax.sharding.Mesh(np.array([first[i] for i in range(self.comm.size)]), (AXIS,))
+
+
+def _groups(variables: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Returns variables in groups of about GROUP_BYTES, which are compiled and sent at once."""
+    begin = 0
+    for end in range(1, len(variables) + 1):
+        beyond = variables[begin : end + 1]
+        if end == len(variables) or sum(each.value.nbytes for each in beyond) > GROUP_BYTES:
+            yield variables[begin:end]
+            begin = end
+
+
+def _local(value: Any) -> Any:
+    return value if value.is_fully_addressable else value.addressable_data(0)
+
+
+def join_processes(comm: Communicator) -> None:
+    """Connects the processes to rank 0 by TCP, once, before JAX looks for devices; collective.
+
+    Raises:
+        SetupError: JAX is missing or has been used before, or a rank cannot be reached; the same on
+            every rank.
+    """
+    if agree(comm, _import_jax).distributed.is_initialized():
+        return
+    agree(comm, _check_names, comm)
+    address = on_first_rank(comm, _free_address, comm)
+    agree(comm, _connect, comm, address)
+
+
+def _check_names(comm: Communicator) -> None:
+    """Checks that other nodes find this one by its name, or raises SetupError."""
+    if comm.num_nodes == 1 or num_visible():
+        return
+    try:
+        address = socket.gethostbyname(platform.node())
+    except OSError as error:
+        problem = f"is not known here ({error})"
+    else:
+        if not address.startswith("127."):
+            return
+        problem = f"is {address} here, where other nodes cannot connect"
+    raise SetupError(
+        f"node {platform.node()}: JAX's collectives on CPUs (Gloo) listen at the address of the"
+        f" host's name, which {problem}: let the name mean an address of the network"
+        " (/etc/hosts), or use --engine horovod"
+    )
+
+
+def _free_address(comm: Communicator) -> str:
+    """Returns the address of a free port of this node, for rank 0."""
+    several = comm.num_nodes > 1
+    host = addresses(os.environ.get(INTERFACE_VARIABLE, ""))[0] if several else LOOPBACK
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return f"{host}:{probe.getsockname()[1]}"
+
+
+def _connect(comm: Communicator, address: str) -> None:
+    import jax
+
+    # A signal is the watchdog's concern, and JAX would take SIGTERM for itself.
+    if hasattr(jax.config, "jax_enable_preemption_service"):  # not in JAX 0.6
+        jax.config.update("jax_enable_preemption_service", False)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # gRPC takes a proxy even to 127.0.0.1; without this variable, it looks at no_proxy.
+    name = "no_grpc_proxy"
+    direct = os.environ.get(name) or os.environ.get("no_proxy", "")
+    os.environ[name] = ",".join(filter(None, (direct, address.rpartition(":")[0])))
+    options: dict[str, Any] = {"initialization_timeout": JOIN_S}
+    if "shutdown_timeout_seconds" in signature(jax.distributed.initialize).parameters:
+        options["shutdown_timeout_seconds"] = SHUTDOWN_S  # not in JAX 0.6
+    options["cluster_detection_method"] = "deactivate"
+    try:
+        jax.distributed.initialize(address, comm.size, comm.rank, **options)
+        jax.devices()  # meets the others, too
+    except Exception as error:  # of many types
+        raise SetupError(
+            f"JAX cannot join this process to rank 0 at {address}: {str(error).splitlines()[0]}"
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Discards what C++ prints: Gloo has a line for every rank and peer."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nothing, 1)
+        yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+        os.close(nothing)
+
+
+def _import_jax() -> Any:
+    try:
+        import jax
+    except ImportError as error:
+        raise SetupError(
+            f"the engine jax needs JAX, which cannot be imported: {error}. Run make setup"
+            " ENGINE=jax, or install candle-p1[jax-mpi]"
+        ) from error
+    return jax

@@ -1,0 +1,170 @@
+"""What the watchdog server knows about a rank."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from candle_p1.failure.progress import ProgressCounters
+from candle_p1.failure.protocol import AWAKE_S, SAVE_SIGNALS
+
+if TYPE_CHECKING:
+    from candle_p1.failure.connections import Peer
+    from candle_p1.failure.protocol import Message
+
+REPEAT_S = 2.0
+"""For this long, the same signal counts once: launchers and job scripts both send it on."""
+
+
+@dataclass(frozen=True)
+class ProcessFault:
+    """What has happened to the launcher, to a rank, or to all ranks.
+
+    Attributes:
+        what: "died", "was stopped …" or the like.
+        launcher: The process id of the launcher to which it has happened; 0: to the rank for which
+            this is noted.
+        is_common: Whether no rank is to blame.
+    """
+
+    what: str
+    launcher: int = 0
+    is_common: bool = False
+
+
+@dataclass(eq=False)
+class RankState:
+    """A rank that has said hello, and what it has reported.
+
+    Attributes:
+        rank: Its number.
+        host: Its host.
+        pid: Its process.
+        peer: Its connection; None: it died before it had one.
+        heard_s: When it was last heard, by time.monotonic.
+        silent_s: How long it was not heard while others were.
+        idle_s: How long it has not advanced while all ranks were heard.
+        phase: The phase that it has entered last.
+        progress: How far it has come.
+        can_save: Whether it saves and ends by itself after SIGUSR1 and SIGUSR2.
+        signal: The signal that ends it.
+        save_signal: The signal after which it saves.
+        save_signalled_s: When that came, by time.monotonic.
+        error: What it has reported of its error: message, traceback, lost_peer, stalled.
+        fault: What it has reported of the launcher, or what was found out about it.
+        record: The path of the record, if it has told it.
+        ends_itself: Whether it has said so with its last word.
+        closed: Why its connection has ended: "gone" or "unreachable"; None: it has not.
+        closed_s: When that was, by time.monotonic.
+        said_bye: Whether its run is over.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    peer: Peer | None = None
+    heard_s: float = 0.0
+    silent_s: float = 0.0
+    idle_s: float = 0.0
+    phase: str | None = None
+    progress: ProgressCounters = ProgressCounters()  # noqa: RUF009, it is a tuple
+    can_save: bool = False
+    signal: int | None = None
+    save_signal: int | None = None
+    save_signalled_s: float = 0.0
+    error: dict[str, Any] | None = None
+    fault: ProcessFault | None = None
+    record: Path | None = None
+    ends_itself: bool = False
+    closed: str | None = None
+    closed_s: float = inf
+    said_bye: bool = False
+
+    @classmethod
+    def from_hello(cls, hello: Message, peer: Peer) -> RankState:
+        """Returns the rank that has said hello.
+
+        Raises:
+            KeyError, TypeError, ValueError: This is no hello.
+        """
+        if not isinstance(hello["host"], str):
+            raise TypeError
+        rank, pid = int(hello["rank"]), int(hello["pid"])
+        return cls(rank, hello["host"], pid, peer, heard_s=time.monotonic())
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (host {self.host}, pid {self.pid})"
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its connection was closed without a goodbye."""
+        return self.closed is not None and not self.said_bye
+
+    @property
+    def has_own_error(self) -> bool:
+        """Whether it has reported an error that is not the consequence of another rank's end."""
+        error = self.error
+        return error is not None and not (error.get("lost_peer") or error.get("stalled"))
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether its node does not answer."""
+        if self.closed:  # one that was stopped, asked and then killed has died
+            return self.closed == "unreachable"
+        return self.peer is not None and self.peer.answers is False
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether it is known to run, or need not be."""
+        return self.said_bye or time.monotonic() - self.heard_s < AWAKE_S
+
+    def take(self, message: Message | list[int]) -> None:
+        """Takes note of a message.
+
+        Raises:
+            TypeError, ValueError, AttributeError: No rank sends it.
+        """
+        if isinstance(message, dict) and "closed" in message:
+            self.close(message["closed"], message.get("before_s", 0.0))
+            return
+        self.heard_s = time.monotonic()
+        if isinstance(message, list):
+            self._advance(ProgressCounters(*map(int, message)))
+            return
+        if message.get("phase", self.phase) != self.phase:
+            self.phase, self.idle_s = message["phase"], 0.0
+        self.can_save = message.get("can_save", self.can_save)
+        self.error = message.get("error", self.error)
+        self.ends_itself = self.ends_itself or "last_word" in message
+        self.said_bye = self.said_bye or "bye" in message
+        if "signal" in message:
+            self._take_signal(int(message["signal"]))
+        if "launcher_fault" in message:
+            fault = message["launcher_fault"]
+            self.fault = ProcessFault(str(fault["what"]), launcher=int(fault["pid"]))
+        if "record" in message:
+            self.record = Path(message["record"])
+
+    def close(self, why: str, before_s: float = 0.0) -> None:
+        """Takes note that its connection has ended, so many seconds ago."""
+        if self.closed is None:
+            self.closed, self.closed_s = why, time.monotonic() - before_s
+
+    def _advance(self, progress: ProgressCounters) -> None:
+        if progress != self.progress:
+            self.progress, self.idle_s = progress, 0.0
+
+    def _take_signal(self, number: int) -> None:
+        """Takes note of a signal; one that asks to save interrupts a rank that is not able to."""
+        if self.signal is not None:
+            return
+        now = time.monotonic()
+        if number not in SAVE_SIGNALS:
+            self.signal = number
+        elif self.save_signal is None and self.can_save:
+            self.save_signal, self.save_signalled_s = number, now
+        elif self.save_signal is None or now - self.save_signalled_s > REPEAT_S:
+            self.signal = number

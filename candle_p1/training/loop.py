@@ -1,0 +1,400 @@
+"""Training itself: epochs and steps, what happens between them, and what the record says of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from math import isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+
+from candle_p1.checkpoints.policy import keep_policy
+from candle_p1.checkpoints.writer import CheckpointWriter
+from candle_p1.data.batches import EvaluationBatches, TrainBatches
+from candle_p1.distributed.allreduce_log import allreduce_times
+from candle_p1.distributed.callbacks import (
+    TRACE_DIRECTORY,
+    LearningRateWarmup,
+    ReplicaCheck,
+    StepTracer,
+    TimeLimit,
+    evaluate_shared,
+    reduce_metrics,
+)
+from candle_p1.distributed.reducers.horovod import is_traced
+from candle_p1.distributed.replicas import average_state
+from candle_p1.files import write_atomically
+from candle_p1.instrument import tensorboard
+from candle_p1.models.fast.batches import stream
+from candle_p1.records.segments import BEGINNING
+from candle_p1.records.types import Position
+from candle_p1.training.epochs import EpochTimer, GatheredEpochs, epoch_from
+from candle_p1.training.save_trigger import SaveTrigger
+from candle_p1.training.saver import Saver
+from candle_p1.training.setup import Training, explained_memory_errors
+from candle_p1.training.state import (
+    CallbackStates,
+    attach_state,
+    build_metrics,
+    replicated_arrays,
+    restore_own,
+)
+
+JAX_STATE = (
+    "trainable_variables",
+    "non_trainable_variables",
+    "optimizer_variables",
+    "metrics_variables",
+)
+"""The parts of the state that a step takes and returns with JAX, in order."""
+
+
+class TrainingOutcome(NamedTuple):
+    """What came out of training.
+
+    Attributes:
+        history: The ``keras.callbacks.History``, with the metrics of all segments of the run.
+        facts: What the record says about it; complete on rank 0.
+        begin: Where it began.
+        end: Where it ended.
+        writer: Writes checkpoints, the last one maybe still now; None: there are none.
+        is_interrupted: A signal has ended it; its checkpoint is safe.
+    """
+
+    history: Any
+    facts: dict[str, Any]
+    begin: Position
+    end: Position
+    writer: CheckpointWriter | None = None
+    is_interrupted: bool = False
+
+
+def train_model(training: Training) -> TrainingOutcome:
+    """Trains a model that is the same on every rank; collective."""
+    if training.params["train_bool"]:
+        return _Loop(training).run()
+    model_of = ""
+    if training.restart:
+        model_of = f", the model is that of {training.restart.directory}"
+    facts = {"epochs": [], "stopped": f"train_bool is False{model_of}"}
+    return TrainingOutcome(keras.callbacks.History(), facts, BEGINNING, BEGINNING)
+
+
+class _Loop:
+    """Trains the epochs of a segment of a run."""
+
+    def __init__(self, training: Training) -> None:
+        run, params, plan = training.run, training.params, training.plan
+        model, restart = training.model, training.restart
+        self._training, self._run, self._model, self._plan = training, run, model, plan
+        self._logs: dict[str, float] = {}
+        self._is_first = run.comm.rank == 0
+        self._start = restart.start if restart else BEGINNING
+        self._own = restart.restore_ranks(model, plan, params["rng_seed"]) if restart else {}
+        self._batches = TrainBatches(
+            training.data.train,
+            plan,
+            seed=params["rng_seed"],
+            rank=run.comm.rank,
+            shuffle=params["reshuffle"],
+        )
+        self._validation_batches = EvaluationBatches(
+            training.data.validation, params["batch_size"], run.comm, params["val_steps"]
+        )
+        self._timer = EpochTimer(run.start, allreduce_times(training.allreduces, run.comm))
+        if self._start.step:
+            self._timer.resume(epoch_from(self._own))
+        if self._start.step or keras.backend.backend() == "jax":
+            build_metrics(model, self._batches[0])
+        self._history = keras.callbacks.History()
+        self._early_stop = keras.callbacks.EarlyStopping("val_loss", patience=params["patience"])
+        has_limit = (params["timeout"] or -1) > 0
+        self._limit = TimeLimit(params["timeout"], run.comm) if has_limit else None
+        self._callbacks = self._make_callbacks()
+        self._at_step_end = [each for each in self._callbacks if _sees_step_end(each)]
+        self._states = CallbackStates([*self._callbacks, training.models, training.log])
+        self._epochs = GatheredEpochs(
+            run.comm,
+            self._history,
+            run.comm.size * plan.samples_per_epoch,
+            run.segment,
+            restart.state if restart else None,
+        )
+        if self._is_first:
+            run.note(training={"epochs": self._epochs.facts})
+        self._writer = self._saver = None
+        if run.checkpoint_root is not None:
+            self._writer = self._make_writer(run.checkpoint_root)
+            every_s, reporter = params["ckpt_every_s"], run.watchdog
+            self._saver = Saver(
+                training,
+                self._writer,
+                SaveTrigger(run.comm, every_s, lambda: reporter.save_requested),
+                self._states,
+                self._timer,
+                self._epochs,
+                self._start,
+            )
+
+    def run(self) -> TrainingOutcome:
+        run, saver = self._run, self._saver
+        try:
+            with explained_memory_errors(), run.watchdog.saving() if saver else nullcontext():
+                self._train()
+        except BaseException:
+            if self._writer:
+                self._writer.abandon()
+            raise
+        finally:
+            run.screen.end_training()
+        self._epochs.gather()
+        return TrainingOutcome(
+            self._history,
+            self._describe() if self._is_first else {},
+            self._start,
+            saver.position if saver else Position(epoch=len(self._history.epoch), step=0),
+            self._writer,
+            bool(saver and saver.is_interrupted),
+        )
+
+    def _train(self) -> None:
+        model, start, restart = self._model, self._start, self._training.restart
+        is_over = restart is not None and restart.is_over
+        epochs = range(start.epoch, start.epoch if is_over else self._plan.epochs_per_rank)
+        model.stop_training = False
+        self._begin()
+        if epochs:
+            step = make_step(model, stream(self._batches, epochs, start.step))
+        for epoch in epochs:
+            first_step = start.step * (epoch == start.epoch)
+            if not self._train_epoch(epoch, first_step, step):
+                break
+            logs = self._end_epoch(epoch)
+            if (self._saver and not self._saver.after_epoch(epoch, logs)) or model.stop_training:
+                break
+        attach_state(model)
+        model.optimizer.finalize_variable_values(model.trainable_weights)
+        for callback in self._callbacks:
+            callback.on_train_end(self._logs)
+
+    def _begin(self) -> None:
+        """Begins training, in a continued run with the callbacks as they were."""
+        model, plan, restart = self._model, self._plan, self._training.restart
+        model.history = self._history
+        for callback in self._callbacks:
+            callback.set_model(model)
+            callback.set_params(
+                {"verbose": 0, "epochs": plan.epochs_per_rank, "steps": plan.steps_per_epoch}
+            )
+        for callback in self._callbacks:
+            callback.on_train_begin({})
+        for kind in self._states.unknown if self._saver else ():
+            self._run.screen.warn(
+                f"checkpoints do not contain the state of the callback {kind}, which lacks"
+                " checkpoint_state and restore_state"
+            )
+        if self._is_first:
+            num_epochs, num_steps = plan.epochs_per_rank, plan.steps_per_epoch
+            self._run.screen.begin_training(num_epochs, num_steps, self._start.epoch)
+        self._training.models.save_initial(model)
+        if restart:
+            self._states.restore(restart.state.callbacks)
+
+    def _train_epoch(self, epoch: int, first_step: int, train_step: Callable[[], Any]) -> bool:
+        """Trains the steps of an epoch from one on; returns whether no signal has ended them."""
+        model, allreduces = self._model, self._training.allreduces
+        model.reset_metrics()
+        self._timer.begin_epoch()
+        for callback in self._callbacks:
+            callback.on_epoch_begin(epoch, {})
+        if first_step:
+            restore_own(model, self._own, within_epoch=True)
+        for step in range(first_step, self._plan.steps_per_epoch):
+            if self._saver and not self._saver.before_step(Position(epoch=epoch, step=step)):
+                return False
+            self._timer.begin_step()
+            self._run.watchdog.count_step()
+            if allreduces:
+                allreduces.count_step()
+            for callback in self._callbacks:
+                callback.on_train_batch_begin(step, {})
+            if self._is_first:
+                self._run.screen.show_step(step)
+            logs = train_step()
+            seen = python_logs(logs) if self._at_step_end else {}
+            for callback in self._at_step_end:
+                callback.on_train_batch_end(step, seen)
+            if model.stop_training:
+                break
+        attach_state(model)
+        # A model with a step of its own may return other metrics than it has.
+        metrics = model.get_metrics_result()
+        self._logs = python_logs(metrics if metrics.keys() == logs.keys() else logs)
+        return True
+
+    def _end_epoch(self, epoch: int) -> dict[str, float]:
+        """Ends an epoch with its validation; returns its metrics over all ranks. Collective."""
+        training, run, model, logs = self._training, self._run, self._model, dict(self._logs)
+        trained = self._timer.end_epoch()
+        if run.comm.size > 1:
+            logs.update(reduce_metrics(model, run.comm))
+        logs["learning_rate"] = float(model.optimizer.learning_rate)
+        average_state(model, run.comm)  # from here to the next epoch, all replicas are equal
+        begin = time.perf_counter()
+        validated = evaluate_shared(model, self._validation_batches, run.comm)
+        validation_s = time.perf_counter() - begin
+        logs.update({f"val_{name}": value for name, value in validated.items()})
+        training.log.add_epoch(trained, validation_s, logs)
+        if not training.params["allow_nan"] and not isfinite(logs.get("loss", 0)):  # on every rank
+            model.stop_training = True
+        for callback in self._callbacks:
+            callback.on_epoch_end(epoch, logs)
+        self._epochs.add(trained, validation_s)
+        if self._is_first:
+            run.screen.show_epoch(epoch, logs)
+        training.models.save_best(model, logs)
+        if self._is_first:
+            run.note_epochs(self._epochs)
+        return logs
+
+    def _make_callbacks(self) -> list[Any]:
+        """Returns the callbacks in the order in which they are called."""
+        training, run, plan = self._training, self._run, self._plan
+        params, callbacks = training.params, []
+        if params["tensorboard"] and self._is_first:  # before callbacks that change the rate
+            directory = run.directory / tensorboard.DIRECTORY
+            is_continued = run.restart is not None
+            callbacks.append(tensorboard.epoch_logs(directory, is_continued=is_continued))
+        if plan.warmup_epochs:
+            callbacks.append(LearningRateWarmup(plan, params["warmup_by"]))
+        callbacks += training.benchmark.callbacks(params)
+        if params["check_replicas"]:
+            callbacks.append(ReplicaCheck(run.comm))
+        if params["early_stop"]:
+            callbacks.append(self._early_stop)
+        if self._limit:
+            callbacks.append(self._limit)
+        callbacks.append(self._history)
+        if self._is_first:
+            # Both tables are the same; the second name is the one that CANDLE's scripts use.
+            tables = ("history.csv", "training.log")
+            callbacks += [EpochTable(run.directory / name) for name in tables]
+            if params["step_trace"]:
+                callbacks.append(StepTracer(run.directory / TRACE_DIRECTORY))
+        return callbacks
+
+    def _make_writer(self, root: Path) -> CheckpointWriter:
+        params = self._training.params
+        writer = CheckpointWriter(
+            self._run.comm,
+            root,
+            keep=keep_policy(params["ckpt_keep_mode"], params["ckpt_keep_limit"]),
+            checksum=params["ckpt_checksum"],
+            required=params["ckpt_required"],
+            say=self._run.screen.warn,
+            after=self._run.restart,
+        )
+        with_optimizer = not params["ckpt_save_weights_only"]
+        writer.prepare(replicated_arrays(self._model, with_optimizer=with_optimizer))
+        return writer
+
+    def _describe(self) -> dict[str, Any]:
+        """Returns what the record says about training, on rank 0."""
+        params, epochs = self._training.params, self._epochs.facts
+        facts: dict[str, Any] = {"epochs": epochs}
+        if self._epochs.samples_per_s is not None:
+            facts["samples_per_s"] = self._epochs.samples_per_s
+        if params["profiling"] or params["step_trace"]:
+            facts["profiled"] = True
+        if is_traced():
+            facts["traced"] = True
+        if self._saver and self._saver.is_interrupted:
+            facts["stopped"] = "a signal asked to save and end"
+        elif 0 < len(epochs) < self._plan.epochs_per_rank:
+            if self._limit and self._limit.reached:
+                facts["stopped"] = f"timeout of {params['timeout']} s"
+            elif epochs[-1].metrics.get("loss", 0) is None:
+                facts["stopped"] = "the loss was not a number"
+            elif self._early_stop.stopped_epoch:
+                facts["stopped"] = (
+                    f"early_stop: the validation loss did not fall for {params['patience']} epochs;"
+                    " the model is that of the last epoch"
+                )
+            else:
+                facts["stopped"] = "a callback of the benchmark ended it"
+        return facts
+
+
+def make_step(model: Any, batches: Iterator[Any]) -> Callable[[], Any]:
+    """Returns Keras's training step: it trains the next batch, and returns the metrics so far.
+
+    With JAX, the state stays outside the model between steps; see `attach_state`.
+
+    Args:
+        model: The compiled model.
+        batches: The batches; see `candle_p1.models.fast.batches.stream`.
+    """
+    model.make_train_function()
+    if keras.backend.backend() != "jax":
+        return lambda: model.train_function(batches)
+    model._jax_state_synced = True
+    state: Any = None
+
+    def step() -> Any:
+        nonlocal state
+        if model._jax_state_synced:  # it has been attached to the model, and maybe changed
+            wanted = dict.fromkeys(JAX_STATE, True)
+            state = model._get_jax_state(**wanted, purge_model_variables=True)
+            model._jax_state_synced = False
+        logs, state = model.train_function(state, batches)
+        model._jax_state = dict(zip(JAX_STATE, state, strict=True))
+        return logs
+
+    return step
+
+
+def python_logs(logs: Any) -> dict[str, Any]:
+    """Returns metrics as Keras gives them to callbacks: sorted, flat, and Python's numbers."""
+    found: dict[str, Any] = {}
+    for name, value in sorted(logs.items()):
+        if isinstance(value, dict):
+            found.update(python_logs(value))
+            continue
+        try:
+            found[name] = float(value)
+        except (TypeError, ValueError):
+            found[name] = value
+    return found
+
+
+def _sees_step_end(callback: Any) -> bool:
+    """Returns whether a callback does anything at the end of a step: reading metrics takes time."""
+    defaults = keras.callbacks.Callback
+    return any(
+        getattr(getattr(callback, name), "__func__", None) is not getattr(defaults, name)
+        for name in ("on_train_batch_end", "on_batch_end")
+    )
+
+
+class EpochTable(keras.callbacks.CSVLogger):  # type: ignore[misc]
+    """Writes the metrics of every epoch into a CSV file, as Keras does.
+
+    A continued run begins with the file as it was at the checkpoint.
+    """
+
+    csv_file: Any
+
+    def checkpoint_state(self) -> dict[str, str]:
+        """Returns the text of the file."""
+        return {"text": Path(self.filename).read_bytes().decode()}
+
+    def restore_state(self, state: dict[str, str]) -> None:
+        """Writes the text, after which later epochs follow."""
+        self.csv_file.close()
+        path = Path(self.filename)
+        write_atomically(path, state["text"])
+        self.csv_file = path.open("a", encoding="utf-8", newline="")
+        self.append_header = not state["text"]

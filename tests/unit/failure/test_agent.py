@@ -1,0 +1,369 @@
+"""The agent of a rank, in processes that are stuck, killed, stopped, or lose their launcher."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from array import array
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from candle_p1.failure import agent
+from candle_p1.failure._native import Agent
+from candle_p1.failure.agent import ABORT_DELAY
+from candle_p1.failure.protocol import Inbox, ProtocolError, encode_order
+from candle_p1.records.record import make_record, write_record
+from tests.conftest import wait_until
+from tests.records import RUNNING, read_record
+
+NAMES = {"host": "here", "name": "rank 1 (host here)", "server": "the watchdog"}
+NAMES |= {"server_pid": 0, "stopped_s": 10, "unwind_s": 3}
+
+
+@pytest.fixture
+def ends():
+    near, far = socket.socketpair()
+    with near, far:
+        far.settimeout(20)
+        yield near, far
+
+
+def lines_of(far):
+    """Yields the messages that arrive, until the other end closes."""
+    inbox = Inbox()
+    while data := far.recv(4096):
+        yield from inbox.take(data)
+
+
+def is_gone(process):
+    with suppress(psutil.NoSuchProcess):
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+def test_beats_say_how_far_the_process_has_come_and_go_on_while_it_holds_pythons_lock(ends):
+    near, far = ends
+    numbers = memoryview(array("q", [1, 2, 0]))
+    native = Agent("")
+    native.watch(near.fileno(), numbers, **NAMES)
+    lines = lines_of(far)
+    assert next(lines) == [1, 2, 0]
+    numbers[0] = 2**62
+    native.send(b'{"phase": "train"}\n')
+    assert {"phase": "train"} in list(itertools.islice(lines, 2))
+    ctypes.PyDLL(None).sleep(3)  # unlike CDLL, it keeps the lock
+    far.setblocking(False)
+    assert far.recv(65536).count(b"[4611686018427387904,2,0]\n") >= 2
+    far.settimeout(20)
+    native.send(b'{"bye": true}\n')
+    native.unwatch()
+    near.close()
+    assert list(lines_of(far))[-1] == {"bye": True}
+    native.stop()
+
+
+@pytest.mark.parametrize("text", [b"x" * 2**21, b"[1,2\n", b"\xff\n", b"[" * 2000 + b"\n"])
+def test_what_no_rank_sends_is_refused(text):
+    with pytest.raises(ProtocolError):
+        Inbox().take(text)
+
+
+def test_messages_may_arrive_in_any_pieces():
+    inbox, text = Inbox(), b'{"phase": "load"}\n\n[1,2,3]\n'
+    found = [each for i in range(len(text)) for each in inbox.take(text[i : i + 1])]
+    assert found == [{"phase": "load"}, [1, 2, 3]]
+
+
+PROCESS = """
+import array, ctypes, os, signal, socket, sys
+from candle_p1.failure._native import Agent
+
+what = sys.argv[2]
+connection = socket.socket(fileno=int(sys.argv[1]))
+numbers = array.array("q", [5, 0, 0])
+native = Agent("")
+if what == "raises its handled signal":  # as a log does, or MPI
+    signal.signal(signal.SIGABRT, lambda *arguments: os._exit(9))
+native.watch(connection.fileno(), numbers, host="h", name="rank 1", server="w", server_pid=0,
+             stopped_s=10, unwind_s=3)
+libc, kill = ctypes.CDLL(None), lambda number: os.kill(os.getpid(), number)
+if what == "disarmed":
+    native.disarm()
+os.write(1, b"ready")
+if what == "disarmed":
+    sys.exit(native.await_order(600) * 5)
+if what == "signalled":
+    os.write(native.signal_fd, bytes([signal.SIGTERM]))
+if what in ("stuck", "signalled"):
+    ctypes.PyDLL(None).sleep(600)  # holds Python's lock
+if what == "has a child":
+    os.fork() or libc.exit(0)
+    os.wait()
+    what = "is killed"
+if what == "has said bye":
+    native.unwatch()
+    libc.exit(5)
+{
+    "exits": lambda: libc.exit(5),
+    "aborts": libc.abort,
+    "raises its handled signal": lambda: kill(signal.SIGABRT),
+    "is killed": lambda: kill(signal.SIGKILL),
+    "crashes": lambda: kill(signal.SIGSEGV),
+    "leaves": lambda: os._exit(5),
+}[what]()
+"""
+
+
+@pytest.fixture
+def begin(ends):
+    """Returns a function that starts a process with an agent, to which `far` is connected."""
+    near, far = ends
+    with ExitStack() as stack:
+
+        def begin(what):
+            command = [sys.executable, "-c", PROCESS, str(near.fileno()), what]
+            process = subprocess.Popen(
+                command, pass_fds=[near.fileno()], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            near.close()
+            assert process.stdout.read(5) == b"ready"
+            return process, far
+
+        yield begin
+
+
+@pytest.mark.parametrize(
+    ("what", "order", "code", "printed"),
+    [
+        ("stuck", b"\0" + encode_order(3, "why\nnot", speak=True), 3, "the job ends: why\nnot"),
+        ("stuck", encode_order(143, "x", speak=False), 143, ""),
+        ("signalled", b"", 143, ""),
+        ("disarmed", encode_order(3, "x", speak=False), 5, ""),  # it ends by itself
+    ],
+)
+def test_a_process_ends_as_it_is_told_even_if_it_is_stuck(begin, what, order, code, printed):
+    process, far = begin(what)
+    far.sendall(order)
+    assert process.wait(timeout=30) == code
+    text = process.stderr.read().decode()
+    assert text == (f"\ncandle-p1: {printed}\n" if printed else "")
+    assert ({"signal": signal.SIGTERM} in list(lines_of(far))) == (what == "signalled")
+
+
+ENDS = {
+    "exits": (5, True),
+    "aborts": (-signal.SIGABRT, True),
+    "raises its handled signal": (9, True),
+    "is killed": (-signal.SIGKILL, False),
+    "has a child": (-signal.SIGKILL, False),
+    "crashes": (-signal.SIGSEGV, False),
+    "leaves": (5, False),
+    "has said bye": (5, False),
+}
+"""The exit code of a process that ends in this way, and whether it leaves a last word."""
+
+
+@pytest.mark.parametrize("what", ENDS)
+def test_a_process_that_ends_itself_leaves_a_last_word(begin, what):
+    process, far = begin(what)
+    messages = list(lines_of(far))
+    code, has_word = ENDS[what]
+    assert process.wait(timeout=20) == code
+    assert messages.count({"last_word": True}) == has_word
+
+
+def test_a_process_says_nothing_while_it_is_stopped(begin):
+    process, far = begin("stuck")
+    far.sendall(b"\0")
+    assert far.recv(1)
+    assert process.poll() is None
+    process.send_signal(signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+    far.recv(65536)  # what it sent before
+    far.settimeout(1.5)
+    with pytest.raises(TimeoutError):
+        far.recv(1)
+    process.send_signal(signal.SIGCONT)
+    far.settimeout(20)
+    assert far.recv(1)
+
+
+SERVED = """
+import os, pathlib, sys
+from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.distributed.watchdog import watch
+
+watchdog = watch(SerialCommunicator(), pathlib.Path(sys.argv[1]))
+watchdog.report_record(pathlib.Path(sys.argv[1]))
+watchdog.count_step()
+print(watchdog._server.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_run_whose_watchdog_dies_ends_and_its_record_says_so(tmp_path, number):
+    record = tmp_path / "run.json"
+    write_record(record, make_record(RUNNING | {"num_ranks": 1}))
+    command = [sys.executable, "-c", SERVED, str(record)]
+    environment = os.environ | {"CANDLE_P1_STOPPED_S": "1"}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, env=environment, text=True, **pipes) as process:
+        server = psutil.Process(int(process.stdout.readline()))
+        server.send_signal(number)
+        assert process.wait(timeout=30) == 3
+        assert f"the watchdog (host {socket.gethostname()}, pid {server.pid}) died" in (
+            process.stderr.read()
+        )
+    wait_until(lambda: read_record(record)["status"] == "failed", 20)
+    failure = read_record(record)["failure"]
+    assert (failure["rank"], failure["steps"]) == (None, 1)
+    assert "nobody watched it any more" in failure["reason"]
+    assert is_gone(server)
+
+
+RANK = """
+import mmap, os, sys, time
+from candle_p1.failure import agent
+
+segment = os.path.join(os.environ["SEGMENTS"], f"sm_segment.host.0.1234.{os.getpid()}")
+with open(segment, "w+b") as file:
+    file.truncate(4096)
+    memory = mmap.mmap(file.fileno(), 4096)  # as MPI does
+
+agent.guard_launcher(1)
+os.write(1, f"{os.getpid()}\\n".encode())  # at once: ranks share the pipe
+if sys.argv[1] == "ending":
+    launcher = os.getppid()
+    while os.getppid() == launcher:
+        time.sleep(0.001)
+    sys.exit()  # before the agent looks again
+time.sleep(600)
+"""
+LAUNCHER = """
+import os, subprocess, sys
+os.environ["PMIX_SERVER_TMPDIR"] = f"{os.environ['SESSIONS']}/ompi.{os.getpid()}"
+os.makedirs(os.environ["PMIX_SERVER_TMPDIR"] + "/1")
+script = ["sh", "-c", '"$@"; true', "sh"] if sys.argv[2] == "in a script" else []
+ranks = [subprocess.Popen([*script, sys.executable, "-c", *sys.argv[1:]]) for _ in range(3)]
+codes = [rank.wait() for rank in ranks]
+"""
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Returns a function that starts a launcher with three ranks, which have not started MPI."""
+    with ExitStack() as stack:
+
+        def launch(mode):
+            (tmp_path / "segments").mkdir()
+            places = {name.upper(): str(tmp_path / name) for name in ("sessions", "segments")}
+            process = subprocess.Popen(
+                [sys.executable, "-c", LAUNCHER, RANK, mode],
+                stdout=subprocess.PIPE,
+                env=os.environ | places,
+            )
+            stack.callback(process.communicate)
+            launcher = psutil.Process(process.pid)
+            stack.callback(kill, launcher)
+            ranks = [psutil.Process(int(process.stdout.readline())) for _ in range(3)]
+            for rank in ranks:
+                stack.callback(kill, rank)
+            return launcher, ranks
+
+        yield launch
+
+
+def kill(process):
+    with suppress(psutil.NoSuchProcess):
+        process.kill()
+
+
+@pytest.mark.parametrize("mode", ["plain", "in a script"])
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_ranks_end_with_their_launcher_and_leave_nothing(launch, tmp_path, mode, number):
+    launcher, ranks = launch(mode)
+    launcher.send_signal(number)
+    wait_until(lambda: all(map(is_gone, [launcher, *ranks])), 30)
+    assert not list((tmp_path / "sessions").iterdir())
+    assert not list((tmp_path / "segments").iterdir())
+
+
+def test_a_stopped_rank_ends_the_ranks_of_its_node_while_mpi_starts(launch):
+    _, ranks = launch("plain")
+    ranks[1].send_signal(signal.SIGSTOP)
+    # This launcher leaves the third rank alone when the one that saw the stopped one has ended.
+    wait_until(lambda: is_gone(ranks[1]) and sum(map(is_gone, ranks)) == 2, 30)
+
+
+def test_a_rank_that_ends_after_its_launcher_was_killed_removes_what_that_left(launch, tmp_path):
+    launcher, ranks = launch("ending")
+    assert len(list((tmp_path / "segments").iterdir())) == 3
+    launcher.kill()
+    wait_until(lambda: all(map(is_gone, ranks)), 30)
+    assert not list((tmp_path / "segments").iterdir())
+    assert not list((tmp_path / "sessions").iterdir())
+
+
+@pytest.mark.extended
+def test_a_job_that_is_suspended_as_a_whole_goes_on(launch):
+    launcher, ranks = launch("plain")
+    for process in (launcher, *ranks):
+        process.suspend()
+    time.sleep(4)
+    for process in (*ranks, launcher):  # the launcher last, as if it were still stopped
+        process.resume()
+    time.sleep(3)
+    assert not any(map(is_gone, ranks))
+
+
+def test_what_killed_jobs_have_left_is_removed_and_nothing_else(tmp_path, monkeypatch):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    names = {"ompi": os.getpid(), "prted": ended.pid}
+    sessions = [tmp_path / f"{name}.{pid}" for name, pid in names.items()]
+    others = [tmp_path / f"{name}{ended.pid}" for name in ("ompi.host.", "other.")]
+    new = tmp_path / f"ompi.{ended.pid}"
+    for directory in (*sessions, *others):
+        (directory / "1").mkdir(parents=True)
+        os.utime(directory, (0, 0))
+    new.mkdir()
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    for name in ("sm_segment.h.old", "sm_segment.h.new", "table"):
+        (memory / name).write_text("")
+    for name in ("sm_segment.h.old", "table"):
+        os.utime(memory / name, (0, 0))
+    monkeypatch.setattr(agent, "MEMORY", memory)
+    monkeypatch.setattr(agent, "launcher", lambda: (os.getpid(), str(sessions[0])))
+    monkeypatch.setattr(agent, "FIRST_NAMESPACE", str(Path("/proc/self/ns/pid").readlink()))
+    agent.remove_leftovers()
+    assert [each.exists() for each in sessions] == [True, False]
+    assert all(each.exists() for each in [*others, new])
+    assert sorted(each.name for each in memory.iterdir()) == ["sm_segment.h.new", "table"]
+
+
+@pytest.mark.parametrize(("chosen", "delay"), [({}, "3"), ({ABORT_DELAY: "9"}, "9")])
+def test_mpi_waits_before_it_ends_a_rank_unless_the_user_wants_another_delay(chosen, delay):
+    script = "import os; from candle_p1.failure import agent\n"
+    script += f"agent.guard_launcher(10); print(os.environ[{ABORT_DELAY!r}])"
+    environment = {name: text for name, text in os.environ.items() if name != ABORT_DELAY}
+    command = [sys.executable, "-c", script]
+    assert subprocess.check_output(command, env=environment | chosen, text=True) == f"{delay}\n"
+
+
+def test_an_order_may_hold_anything():
+    assert encode_order(3, "a\0b\nc", speak=True) == b"3 1 ab\nc\0"
+    assert json.loads(b"[1]") == [1]

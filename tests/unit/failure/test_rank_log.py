@@ -1,0 +1,86 @@
+"""The output of ranks in files that are made with the first line."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+FRAME = """
+import ctypes, os, pathlib, subprocess, sys, time
+from candle_p1.failure import _native, rank_log
+libc = ctypes.CDLL(None)
+with rank_log.output_to_file(pathlib.Path("logs/rank-0001.log")):
+    {body}
+print("on screen")
+"""
+
+
+def run(directory, body, *, has_directory=True, earlier=None):
+    """Runs a program in a process of its own; returns it, and what is in the log."""
+    log = directory / "logs/rank-0001.log"
+    if has_directory:
+        log.parent.mkdir()
+    if earlier:
+        log.write_text(earlier)
+    program = FRAME.format(body=body)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=directory, capture_output=True, text=True, timeout=60
+    )
+    return done, log.read_text().splitlines() if log.exists() else None
+
+
+def test_a_rank_that_prints_nothing_has_no_log(tmp_path):
+    done, lines = run(tmp_path, "pass")
+    assert (done.stdout, done.stderr, lines) == ("on screen\n", "", None)
+
+
+def test_output_is_redirected_also_below_python_and_in_other_processes(tmp_path):
+    body = """print("from python", flush=True)
+    os.write(2, b"from below\\n")
+    subprocess.run(["echo", "from another"])
+    """
+    done, lines = run(tmp_path, body)
+    assert lines == ["from python", "from below", "from another"]
+    assert (done.stdout, done.stderr) == ("on screen\n", "")
+
+
+def test_the_log_is_there_while_the_rank_still_runs(tmp_path):
+    body = """os.write(1, b"first\\n")
+    log, deadline = pathlib.Path("logs/rank-0001.log"), time.monotonic() + 30
+    while not log.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.write(1, b"second\\n")
+    assert log.read_text() == "first\\nsecond\\n"
+    """
+    done, lines = run(tmp_path, body)
+    assert done.returncode == 0, done.stderr
+    assert lines == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("death", "code"),
+    [
+        ("libc.abort()", -signal.SIGABRT),
+        ("ctypes.string_at(8)", -signal.SIGSEGV),
+        ("_native.rank_log_write(); os._exit(3)", 3),  # as a rank that is told to end
+    ],
+)
+def test_the_last_words_of_a_rank_are_in_the_log(tmp_path, death, code):
+    done, lines = run(tmp_path, f'os.write(2, b"check failed\\n"); {death}')
+    assert done.returncode == code
+    assert lines == ["check failed"]
+
+
+def test_output_that_has_no_file_is_shown(tmp_path):
+    done, lines = run(tmp_path, 'os.write(1, b"words\\n")', has_directory=False)
+    assert lines is None
+    assert "words\n" in done.stderr
+    assert "logs/rank-0001.log: No such file or directory" in done.stderr
+    assert done.stdout == "on screen\n"
+
+
+def test_lines_are_added_to_those_of_an_earlier_part_of_the_run(tmp_path):
+    assert run(tmp_path, 'print("later")', earlier="earlier\n")[1] == ["earlier", "later"]

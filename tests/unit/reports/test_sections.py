@@ -1,0 +1,183 @@
+"""What the sections of a report show of planted records: their series, tables, notes and findings.
+
+tests/files/report_sections.toml has the record sets, and report_sections.txt what is shown of each:
+whole tables, and of sentences the numbers, flags and verdicts, whatever their other words.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from candle_p1.errors import ParameterError
+from candle_p1.reports.compare import Side, compare
+from candle_p1.reports.experiments import group
+from candle_p1.reports.export import extrap_files, tidy, to_csv
+from candle_p1.reports.frame import Run
+from candle_p1.reports.notes import notes_on
+from candle_p1.reports.rules import find
+from candle_p1.reports.sections import TOPICS
+from candle_p1.toml_file import read_toml
+from tests.conftest import ROOT
+from tests.expected import check_expected
+from tests.planted_records import REMOVED, changed, planted_record
+
+SETS = read_toml(ROOT / "tests/files/report_sections.toml")
+FILE = ROOT / "tests/files/report_sections.txt"
+FACT = re.compile(
+    r"--\w+|[-+]?\d[\d.,]*\d|[-+]?\d|\b(?:improved|worsened|faster|slower|falls?|rises?|not|published"
+    r"|contrary|inconclusive|best|shortest|diverged|simulated|failed|running|traced|none|True|False"
+    r"|original|chunked|parallel|dask|cached|linear|sqrt|cbrt|horovod|jax|synthetic"
+    r"|training|data loading|waiting|communication|start-up|lower|higher|single|few|nothing|no"
+    r"|more|fewer|all|already)\b"
+)
+LOAD_S = {"original": 20.0, "chunked": 10.0, "parallel": 1.0}
+STUDY = {"counts": [1, 2, 4], "seeds": 3, "epochs": 32}
+WEAK = {"counts": [1, 2], "seeds": 3, "epochs_scaling": "weak"}
+
+
+def plain(value):
+    """Returns a value of the file of sets as Python has it."""
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    return {"null": None, "removed": REMOVED}.get(value, value) if isinstance(value, str) else value
+
+
+def records_of(group):
+    """Yields the records of a group, as the file of sets describes it."""
+    group = (STUDY if "study" in group else WEAK if "weak" in group else {}) | plain(group)
+    own = {
+        "study",
+        "weak",
+        "counts",
+        "seeds",
+        "variants",
+        "changes",
+        "benchmark",
+        "cores",
+        "loads_s",
+    }
+    facts = {name: value for name, value in group.items() if name not in own}
+    changes = group.get("changes", {})
+    if "cores" in group:
+        changes = changes | {"environment.node_cores": group["cores"]}
+    loads_s = group.get("loads_s", [])
+    for num_ranks in group.get("counts", [2]):
+        for variant in map(plain, group.get("variants", [{}])):
+            if isinstance(variant, str):
+                variant = {"loader": variant, "load_s": LOAD_S[variant]}
+            for seed in range(len(loads_s) or group.get("seeds", 1)):
+                more = {"rng_seed": seed} | facts | variant
+                more |= {"load_s": loads_s[seed]} if loads_s else {}
+                record = planted_record(group.get("benchmark", "nt3"), num_ranks, **more)
+                yield changed(record, changes) if changes else record
+
+
+def rounded(text):
+    return re.sub(r"\d+\.\d{5,}", lambda found: f"{float(found[0]):.5g}", text)
+
+
+def facts_of(sentence):
+    return " ".join(FACT.findall(sentence))
+
+
+def series_of(experiment):
+    """Yields the numbers of runs that are timed, of those that are perturbed, and of the rest."""
+    for series in experiment.series:
+        for point in series.points:
+            timed, unfinished = len(point.runs), point.num_unfinished
+            perturbed = len(point.all_runs) - timed - unfinished
+            counts = f"{timed} + {perturbed} + {unfinished}"
+            yield f"{series.name}, {point.num_ranks} ranks: {counts}"
+
+
+def findings_on(experiment):
+    for finding in find(experiment):
+        texts = {
+            kind: getattr(finding, kind) for kind in ("sentences", "inconclusive", "published")
+        }
+        for kind, found in (texts | {"missing": [finding.missing]}).items():
+            yield from (f"{finding.rule.title}, {kind}: {facts_of(text)}" for text in found if text)
+
+
+def table_of(experiment, slug):
+    (topic,) = [each for each in TOPICS if each.slug == slug]
+    table = topic.make_table(experiment, "")
+    if table is None:
+        return ["nothing"]
+    return [*rounded(table.to_csv()).splitlines(), *filter(None, map(facts_of, table.notes))]
+
+
+def compared(*sides):
+    """Yields the quantities of both sides, what differs, and the warnings."""
+    try:
+        comparison = compare(*(Side(name, runs) for name, runs in zip("ab", sides, strict=True)))
+    except ParameterError as error:
+        yield f"refused: {facts_of(str(error))}"
+        return
+    for pairing in comparison.pairings:
+        for row in pairing.rows:
+            change = row.change and [row.change.value, row.change.low, row.change.high]
+            ends = " to ".join(f"{end:.5g}" for end in change or ())
+            values = [", ".join(f"{value:.5g}" for value in side) for side in (row.a, row.b)]
+            name = f"{pairing.settings} {row.quantity.name}"
+            yield f"{name}: {' against '.join(values)}; {ends}; {facts_of(row.verdict)}"
+    yield from map(str, comparison.differences)
+    yield from (warning.partition(": ")[2] or facts_of(warning) for warning in comparison.warnings)
+
+
+def runs_of(groups, name=""):
+    records = [record for each in groups for record in records_of(each)]
+    return tuple(Run(Path(f"{name}{i}"), record) for i, record in enumerate(records))
+
+
+def shown(name):
+    """Returns the text of a set in the file of facts."""
+    lines, runs = [], runs_of(SETS[name]["records"])
+    if other := SETS[name].get("other"):
+        return "\n".join(compared(runs, runs_of(other, "other")))
+    if SETS[name]["sections"] == "extrap":
+        return "\n".join(f"{file}:\n{text}" for file, text in extrap_files(group(runs)).items())
+    if SETS[name]["sections"] == "runs":
+        table = tidy(runs).drop(columns=["started", "ended"], errors="ignore")
+        return "\n".join(
+            [rounded(to_csv(table)), *(f"{name}: {kind}" for name, kind in table.dtypes.items())]
+        )
+    for each in group(runs):
+        lines += ["", "# " + ", ".join([each.benchmark, each.mode, *map(str, each.limits)])]
+        for section in SETS[name]["sections"].split():
+            if section == "series":
+                lines += series_of(each)
+            elif section == "notes":
+                lines += [f"note: {facts_of(note)}" for note in notes_on(each)]
+            elif section == "findings":
+                lines += findings_on(each)
+            else:
+                lines += [f"{section}: {line}" for line in table_of(each, section)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_sections_show_what_was_planted(name):
+    check_expected(FILE, name, shown(name), SETS)
+
+
+@pytest.mark.formats
+@pytest.mark.skipif(find_spec("extrap") is None, reason="Extra-P is not installed")
+@pytest.mark.filterwarnings("ignore")  # its own
+def test_extrap_reads_its_files(tmp_path):
+    from extrap.fileio.file_reader.jsonlines_file_reader import read_jsonlines_file
+
+    runs = runs_of(SETS["Extra-P: all repeats of a strong series"]["records"])
+    path = tmp_path / "series.jsonl"
+    path.write_text(extrap_files(group(runs))["nt3-strong-all-runs.jsonl"])
+    experiment = read_jsonlines_file(str(path))
+    assert [parameter.name for parameter in experiment.parameters] == ["processes"]
+    paths = {"total", "total->load", "total->broadcast", "total->train"}
+    assert {path.name for path in experiment.callpaths} == paths
+    for measurements in experiment.measurements.values():
+        assert [float(each.coordinate[0]) for each in measurements] == [1, 2, 4, 8, 16]
+        assert all(each.repetitions == 3 for each in measurements)
