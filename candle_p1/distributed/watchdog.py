@@ -31,6 +31,7 @@ from candle_p1.errors import DistributedError, SetupError
 from candle_p1.failure import progress, protocol
 from candle_p1.failure.agent import RankAgent, connect_to_own_server, launcher
 from candle_p1.failure.connections import num_files
+from candle_p1.failure.hangs import process_state
 from candle_p1.failure.protocol import Endpoint, Limits
 
 if TYPE_CHECKING:
@@ -238,20 +239,29 @@ def _connect(
         assert connection is not None
         return connection
     num_failed = int(comm.allreduce_sum(np.array([error is not None], np.int64))[0])
-    for server in servers:
-        server.kill()
-        server.wait()
+    state = on_first_rank(comm, _kill, servers)
     if connection is not None:
         connection.close()
     rank, text = found
     host, _, why = text.partition(": ")
     others = f", and neither can {num_failed - 1} more of {comm.size} ranks"
     raise DistributedError(
-        f"rank {rank} (host {host}) {why}{others * (num_failed > 1)}. The nodes of a job must"
-        f" be able to connect to each other: open the port ({PORT_VARIABLE} chooses which),"
+        f"rank {rank} (host {host}) {why}{others * (num_failed > 1)}. {state}. The nodes of a job"
+        f" must be able to connect to each other: open the port ({PORT_VARIABLE} chooses which),"
         f" choose another network by {INTERFACE_VARIABLE}, or run without the watchdog by"
         f" {OFF_VARIABLE}=off"
     ).on_all_ranks()
+
+
+def _kill(servers: Sequence[subprocess.Popen[bytes]]) -> str:
+    """Kills the server; returns in words what it did before."""
+    (server,) = servers
+    code, state = server.poll(), process_state(server.pid)
+    server.kill()
+    server.wait()
+    if code is not None:
+        return f"The watchdog (pid {server.pid}) has ended with code {code}"
+    return f"The watchdog (pid {server.pid}) runs, in state {state} (/proc/PID/stat)"
 
 
 def _make_memory() -> tuple[memoryview, int]:

@@ -29,7 +29,6 @@ import shutil
 import signal
 import socket
 import sys
-import threading
 import time
 from contextlib import closing, suppress
 from importlib import import_module
@@ -144,12 +143,18 @@ class WatchdogServer:
         orphaned_at: float | None = None
         start = time.monotonic()
         looked_s = 0.0
+        can_record = False
         while True:
             self._connections.receive(LAST_NEWS_S if self._suspected_at else 0.1)
             now = time.monotonic()
             if not self._has_news and now - looked_s < LOOK_S:
                 continue
             self._has_news, looked_s = False, now
+            if not can_record and len(self.ranks) == self._num_ranks:
+                # Ahead of time, because a dying job may leave the server only milliseconds; but not
+                # before the ranks, which wait for an answer, have connected.
+                import_module("candle_p1.records.record")
+                can_record = True
             if diagnosis := self.diagnose():
                 return self._end(diagnosis)
             if len(self.ranks) == self._num_ranks and all(rank.said_bye for rank in self.ranks):
@@ -371,8 +376,6 @@ def main() -> None:
     with listener:
         print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
         sys.stdout.close()
-        # Ahead of time, because a dying job may leave the server only milliseconds.
-        threading.Thread(target=import_module, args=["candle_p1.records.record"]).start()
         WatchdogServer(
             arguments.num_ranks,
             Limits(**arguments.limits),

@@ -76,23 +76,23 @@ def slurm(data_directory):
 def submit(slurm, tmp_path_factory):
     """Submits NT3 on two ranks; returns the jobs' ids and the directory of script and record."""
 
-    def submit(*arguments, before=(), **variables):
+    def submit(*arguments, **variables):
         command = [sys.executable, "-c", SUBMIT, "nt3", "--machine", "shared", "--nodes", "1"]
         place = tmp_path_factory.mktemp("job")
-        output = run([*before, *command, *arguments], place, slurm, variables)
+        output = run([*command, *arguments], place, slurm, variables)
         found = re.search(r"submitted jobs? ([\d, ]+): ?(\S+)", output.replace("\n", ""))
         return found[1].split(", "), Path(found[2]).parent
 
     return submit
 
 
-@pytest.fixture
-def paced(tmp_path):
+@pytest.fixture(scope="module")
+def paced(tmp_path_factory):
     """Variables of a job in which an epoch of NT3 takes EPOCH_S, on any machine that is not slower.
 
     Its Python runs slow_nt3.py in place of NT3's script.
     """
-    python = tmp_path / "python"
+    python = tmp_path_factory.mktemp("paced") / "python"
     python.write_text(
         "#!/bin/bash\n"
         f'[[ $1 != */nt3_baseline_keras2.py ]] || set -- "{SLOW}" "${{@:2}}"\n'
@@ -108,12 +108,12 @@ def paced(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def limited_job(submit):
+def limited_job(submit, paced):
     """An endless job whose time limit of a few minutes passes during the other tests.
 
-    It leaves the processor to them, because Slurm passes its niceness on.
+    It leaves the processor to them, because it mostly sleeps.
     """
-    return submit("--time", "3", "--", *ENDLESS.split(), before=("nice", "-n", "19"))
+    return submit("--time", "3", "--", *ENDLESS.split(), **paced)
 
 
 @pytest.fixture(scope="module")

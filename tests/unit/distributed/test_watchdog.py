@@ -120,13 +120,15 @@ def test_an_error_of_many_ranks_names_the_first_and_reaches_each_of_them_once(mo
         raise OSError("no answer")
 
     def work(comm):
-        text = r"^rank 0 \(host .*no answer\), and neither can 63 more of 64 ranks\."
+        text = r"^rank 0 \(host .*no answer\), and neither can 63 more of 64 ranks\. .* runs,"
         with pytest.raises(DistributedError, match=text):
-            watchdog._connect(comm, Endpoint(), [])
+            watchdog._connect(comm, Endpoint(), [server])
 
     monkeypatch.setattr(protocol, "connect", connect)
     job = SimulatedJob(64, ranks_per_node=8)
-    job.run(work)
+    with subprocess.Popen(["sleep", "60"]) as server:
+        job.run(work)
+    assert server.returncode == -signal.SIGKILL
     assert job.traffic[WHOLE_RUN][1:, 1].max() < 500
 
 
