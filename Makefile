@@ -65,7 +65,7 @@ demo: setup ## Train NT3 on two ranks with small synthetic data
 	@.venv/bin/candle-p1 run nt3 --np 2 -- --size small --epochs 10 --learning_rate 0.05
 	@echo 'next, type: source .venv/bin/activate && candle-p1 show'
 
-test: setup ## Run the tests that show that the installation is sound (4 to 7 minutes on two cores)
+test: setup ## Run the tests that show that the installation is sound (3 to 4 minutes on two cores)
 	.venv/bin/python -m pytest -m "not extended and not cluster" $(PYTEST_ARGS)
 
 # With the engine jax, the first three contain the tests of test-jax, and there is no TensorFlow.
@@ -88,9 +88,9 @@ format: setup ## Format the code and apply the linter's fixes
 	.venv/bin/ruff format $(CODE)
 	.venv/bin/ruff check --fix $(CODE)
 
-# What computes with Keras, and what examines an installation; the other unit tests depend on neither engine.
-JAX_UNIT_TESTS := $(addprefix tests/unit/,bench/test_roofline.py cluster/test_doctor.py cluster/test_preflight.py \
-  data/test_batches.py distributed/test_backend.py distributed/test_devices.py distributed/test_gpus.py models training)
+# What computes with Keras, and what finds devices; the other unit tests depend on neither engine.
+JAX_UNIT_TESTS := $(addprefix tests/unit/,distributed/test_backend.py distributed/test_devices.py \
+  distributed/test_gpus.py models training)
 test-jax: $(JAX_VENV)/setup.done ## Test the engine jax, without TensorFlow and Horovod
 	@$(JAX_VENV)/bin/python -c 'from importlib.util import find_spec; import jax; \
 	  assert not any(map(find_spec, ("tensorflow", "horovod")))'

@@ -189,6 +189,18 @@ def execute(start):
     return execute
 
 
+@pytest.fixture
+def succeed(execute):
+    """Runs a command, which must succeed; returns what it prints."""
+
+    def succeed(command, limit_s=600, **options):
+        code, output = execute(command, limit_s, **options)
+        assert code == 0, output
+        return output
+
+    return succeed
+
+
 @pytest.fixture(scope="session")
 def mpirun():
     """Returns the command that starts ranks of a Python script; skips where there is no MPI."""
@@ -238,10 +250,8 @@ def nt3_tables(tmp_path):
     def write(num_train, num_test, num_features):
         random = np.random.default_rng(2017)
         for name, num_rows in (("train", num_train), ("test", num_test)):
-            values = random.random((num_rows, num_features))
-            rows = (",".join(f"{each:.7g}" for each in row) for row in values)
-            lines = [f"{i % 2},{row}\n" for i, row in enumerate(rows)]
-            (tmp_path / f"{name}.csv").write_text("".join(lines))
+            table = np.c_[np.arange(num_rows) % 2, random.random((num_rows, num_features))]
+            np.savetxt(tmp_path / f"{name}.csv", table, "%.7g", ",")
         flags = "--train_data train.csv --test_data test.csv --output_dir out --power none"
         return flags.split()
 

@@ -176,7 +176,6 @@ def test_a_rank_on_another_node_is_killed_while_gradients_are_averaged(begin_tra
 
 
 @pytest.mark.horovod
-@pytest.mark.jax_engine
 def test_the_cable_of_a_node_is_pulled_while_gradients_are_averaged(begin_training):
     nodes, job = begin_training()
     nodes.cut(nodes.nodes[1])

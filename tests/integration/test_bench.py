@@ -8,34 +8,27 @@ import re
 import signal
 import sys
 from contextlib import suppress
-from importlib.util import find_spec
 
 import psutil
 import pytest
 
-from tests.conftest import ROOT, await_end, wait_until
+from tests.conftest import CANDLE_P1, ROOT, await_end, wait_until
 
 pytestmark = pytest.mark.extended
 
-BENCH = [sys.executable, "-m", "candle_p1.cli", "bench"]
+BENCH = [*CANDLE_P1, "bench"]
 LIMIT_S = 60
-LOADERS = ["original", "chunked"]
-LOAD = ["load", "nt3", "--size", "small", "--repeats", "2", "--methods", ",".join(LOADERS)]
-LOAD += ["--np", "2"]
 SMALL_MODEL = ["--conv", "8", "20", "1", "8", "10", "1", "--dense", "20"]
 STEP = ["step", "nt3", "--size", "small", "--steps", "1", "--rounds", "1", *SMALL_MODEL]
-HIDDEN = os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": "-1"}
-"""No GPU is to be seen, also where there is one."""
 
 
 @pytest.fixture
-def bench(execute, tmp_path):
+def bench(succeed, tmp_path):
     """Measures, as the arguments of candle-p1 bench say; returns (report, output)."""
 
     def bench(*argv, **options):
         files = ("--json", "found.json", "--markdown", "found.md")
-        code, output = execute([*BENCH, *argv, *files], **options)
-        assert code == 0, output
+        output = succeed([*BENCH, *argv, *files], **options)
         assert (tmp_path / "found.md").read_text().startswith(f"# candle-p1 bench {argv[0]} ")
         return json.loads((tmp_path / "found.json").read_text()), output
 
@@ -44,24 +37,20 @@ def bench(execute, tmp_path):
 
 @pytest.mark.parallel
 def test_the_papers_methods_are_compared(mpirun, bench, tmp_path):
-    report, output = bench(*LOAD, "--picture", "load.png")
-    assert [result["method"] for result in report["results"]] == LOADERS
+    loaders = ["original", "chunked"]
+    argv = ["load", "nt3", "--size", "small", "--repeats", "2", "--methods", ",".join(loaders)]
+    report, output = bench(*argv, "--np", "2", "--picture", "load.png")
+    assert [result["method"] for result in report["results"]] == loaders
     for result in report["results"]:
-        assert result["repeats"] == len(result["repeats_s"]) == len(result["per_rank_s"]) == 2
-        assert (result["ci95_s"], result["range_s"]) == (None, sorted(result["repeats_s"]))
         assert result["repeats_s"] == list(map(max, result["per_rank_s"]))
-        assert all(len(per_rank_s) == 2 for per_rank_s in result["per_rank_s"])
+        assert [len(per_rank_s) for per_rank_s in result["per_rank_s"]] == [2, 2]
         assert result["matrix_bytes"] <= result["peak_rank_bytes"] <= result["peak_bytes"]
         assert result["peak_bytes"] <= 2 * result["peak_rank_bytes"]
         assert result["bytes_read"] >= 2 * result["file_bytes"]
         assert set(result["per_file_median_s"]) == {"train", "test"}
-        assert result["speedup"][result["method"]] == 1
-        assert (result["num_ranks"], result["file_cache"]) == (2, "warm")
     timed = [job["method"] for job in report["jobs"] if job["purpose"] == "time"]
-    assert timed == LOADERS + LOADERS[::-1]
+    assert timed == loaders + loaders[::-1]
     assert report["synthetic"]
-    assert report["machine"]["cpu"]
-    assert [table["machine"] for table in report["published"]["tables"]] == ["Summit", "Theta"]
     assert "Summit (published)" in output
     assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
 
@@ -86,7 +75,6 @@ def test_ranks_read_at_the_same_time_from_a_slow_source(mpirun, bench):
     [
         (["load", "nt3", "--data_dir", ".", "--methods", "chunked"], "error: chunked: .*line 2"),
         (["startup", "nt3", "--data_dir", "."], "error: candle-p1 run: .*line 2, column 2"),
-        ([*STEP, "--steps", "500", "--baseline", "none"], "--steps"),
         (["checkpoint", "nt3", "--directory", "/proc/self", *SMALL_MODEL], "--directory"),
     ],
 )
@@ -99,51 +87,35 @@ def test_a_job_that_cannot_do_its_work_ends_the_comparison(execute, tmp_path, ar
     assert not (tmp_path / "found.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("number", "code", "num_ranks"),
-    [
-        (signal.SIGTERM, 143, 1),
-        pytest.param(signal.SIGINT, 130, 2, marks=pytest.mark.parallel),
-    ],
-)
-def test_a_signal_ends_the_comparison_and_its_jobs(request, start, number, code, num_ranks):
-    if num_ranks > 1:
-        request.getfixturevalue("mpirun")
-    process = start([*BENCH, "load", "nt3", "--repeats", "1000", "--np", num_ranks])
-    num_processes = num_ranks + (num_ranks > 1)  # and the launcher
+@pytest.mark.parallel
+def test_a_signal_ends_the_comparison_and_its_jobs(mpirun, start):
+    process = start([*BENCH, "load", "nt3", "--repeats", "1000", "--np", "2"])
 
     def running():
         with suppress(psutil.NoSuchProcess):
             found = psutil.Process(process.pid).children(recursive=True)
-            return found if len(found) >= num_processes else None
+            return found if len(found) >= 3 else None  # with the launcher
 
     jobs = wait_until(running, LIMIT_S, process)
-    process.send_signal(number)
-    assert await_end(process, LIMIT_S)[0] == code
+    process.send_signal(signal.SIGINT)
+    assert await_end(process, LIMIT_S)[0] == 128 + signal.SIGINT
     assert not [job for job in jobs if job.is_running()]
 
 
 @pytest.mark.horovod
-@pytest.mark.jax_engine
 def test_a_step_is_compared_with_plain_keras_and_another_environment(bench):
-    report, output = bench(*STEP, "--compare_env", sys.executable)
+    report, _ = bench(*STEP, "--compare_env", sys.executable)
     here, plain, there, plain_there = report["results"]
-    assert here["repeats"] == plain["repeats"] == there["repeats"] == 1
     assert here["batch_size"] == plain["batch_size"] == 20
-    assert report["differences"]["plain Keras"]["loss"] < 1e-5
-    assert "the data are synthetic" in output
-    has_tensorflow = find_spec("horovod") is not None
-    assert here["has_fast_kernels"] == plain["has_fast_kernels"] == has_tensorflow
-    assert ("the fast kernels are for TensorFlow on CPUs only" in output) != has_tensorflow
-    if has_tensorflow:
-        assert (here["kernels"], plain["kernels"]) == ("fast", "plain")
-        assert here["peak_bytes"] > here["state_bytes"] > 0
-        assert here["matrix_bytes"] > 0
-        assert 0 <= report["differences"]["plain Keras"]["update"] < 1e-3
-        assert report["roofline"]["total_s"] > 0
+    assert here["has_fast_kernels"]
+    assert (here["kernels"], plain["kernels"]) == ("fast", "plain")
+    assert here["peak_bytes"] > here["state_bytes"] > 0
+    assert here["matrix_bytes"] > 0
+    differences = report["differences"]["plain Keras"]
+    assert differences["loss"] < 1e-5
+    assert 0 <= differences["update"] < 1e-3
+    assert report["roofline"]["total_s"] > 0
     assert (here["python"], there["python"]) == (None, sys.executable)
-    assert there["variant"].startswith("candle_p1, other ")
-    assert plain_there["variant"].startswith("plain Keras, other ")
     assert set(here["speedup"]) == {each["variant"] for each in (plain, there, plain_there)}
     assert there["backend"] == here["backend"]
 
@@ -152,20 +124,20 @@ def test_a_step_is_compared_with_plain_keras_and_another_environment(bench):
 @pytest.mark.horovod
 def test_a_step_of_ranks_is_compared_with_one_process(mpirun, bench):
     report, output = bench(*STEP, "--np", "2")
-    together, alone, one = report["results"]
-    assert [result["num_ranks"] for result in report["results"]] == [2, 2, 1]
-    assert [result["averages_gradients"] for result in (together, alone)] == [True, False]
+    together, _, one = report["results"]
+    found = [(each["num_ranks"], each.get("averages_gradients")) for each in report["results"]]
+    assert found[:2] == [(2, True), (2, False)]
     assert together["state_bytes"] == 2 * one["state_bytes"]
     assert "exposed communication" in output
 
 
 @pytest.mark.jax_engine
 def test_without_a_gpu_there_is_one_message(execute, tmp_path):
-    code, output = execute([*BENCH, "gpu", "--json", "gpu.json"], env=HIDDEN)
+    hidden = os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": "-1"}
+    code, output = execute([*BENCH, "gpu", "--json", "gpu.json"], env=hidden)
     assert code == 2, output
     assert output.startswith("error: ")
     assert "JAX finds no GPU" in output
-    assert "--device cpu --size small" in output
     assert not list(tmp_path.iterdir())
 
 
@@ -173,7 +145,6 @@ def test_without_a_gpu_there_is_one_message(execute, tmp_path):
 def test_every_precision_is_measured(bench):
     argv = ["p1b2", "--device", "cpu", "--size", "small", "--seconds", "0"]
     report, output = bench("gpu", *argv)
-    assert report["on"] == "cpu"
     assert "MEASURED ON CPUs" in output
     assert min(report["device"]["flops_per_s"].values()) > 0
     found = [(each["precision"], each["variant"]) for each in report["results"]]
@@ -181,11 +152,9 @@ def test_every_precision_is_measured(bench):
     assert found == [(name, kind) for name in ("float32", "tf32", "bfloat16") for kind in kinds]
     for result in report["results"]:
         assert len(result["blocks_s"]) >= 6  # three of each round
-        assert result["range_s"][0] <= result["step_s"] <= result["range_s"][1]
-        assert result["epoch_s"] == pytest.approx(result["step_s"] * result["steps_per_epoch"])
         assert result["cold_start_s"] > result["first_steps_s"][0] > 0
         assert result["warm_start_s"] > result["first_steps_s"][1] > 0
-        assert (result["bound_s"] > 0, result["epoch_energies_j"]) == (True, {})
+        assert result["bound_s"] > 0
         assert result["no_energy"]
 
 
@@ -197,10 +166,8 @@ def test_checkpoints_are_compared_with_keras(mpirun, bench, tmp_path):
     names = ["candle_p1", "candle_p1, waiting", "BackupAndRestore", "model.save"]
     assert [result["variant"] for result in report["results"]] == names
     for result in report["results"]:
-        assert result["repeats"] == len(result["safe"]["repeats_s"]) == 2
-        assert result["peak_bytes"] > 0
+        assert len(result["safe"]["repeats_s"]) == len(result["plain_write_s"]) == 2
         assert result["file_bytes"] > report["state_bytes"]
-        assert len(result["plain_write_s"]) == 2
         assert min(result["plain_write_s"]) > 0
     assert ours["num_steps_beside"] >= 0  # 0 if the disk is faster than a step
     assert waiting["num_steps_beside"] == backup["num_steps_beside"] == 0
@@ -211,17 +178,14 @@ def test_checkpoints_are_compared_with_keras(mpirun, bench, tmp_path):
 
 @pytest.mark.parallel
 @pytest.mark.horovod
-@pytest.mark.jax_engine
 def test_a_start_is_divided_into_its_parts(mpirun, bench):
     report, _ = bench("startup", "nt3", "--np", "2", "--rounds", "1", *SMALL_MODEL)
     run, baseline = report["results"]
     parts_s = {part["part"]: part["median_s"] for part in run["parts"]}
     assert {"launch", "MPI", "self-test", "load", "build", "tracing and first step"} <= set(parts_s)
     assert all(seconds >= 0 for name, seconds in parts_s.items() if not name.startswith("other"))
-    assert run["later_step"]["median_s"] > 0
     for result in (run, baseline):
         assert sum(p["median_s"] for p in result["parts"]) == pytest.approx(result["median_s"])
-    assert report["median_ratio"] == pytest.approx(run["median_s"] / baseline["median_s"])
 
 
 def test_a_verb_is_one_module_as_the_documentation_shows(bench, tmp_path):
@@ -232,7 +196,6 @@ def test_a_verb_is_one_module_as_the_documentation_shows(bench, tmp_path):
     here = f"import candle_p1.bench\ncandle_p1.bench.__path__.append({str(tmp_path)!r})\n"
     (tmp_path / "sitecustomize.py").write_text(here)
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
-    report, output = bench("sort", "--size", "100", "--rounds", "2", env=env)
+    report, _ = bench("sort", "--size", "100", "--rounds", "2", env=env)
     found = [(each["variant"], each["repeats"]) for each in report["results"]]
     assert found == [("quicksort", 2), ("stable", 2)]
-    assert "quicksort" in output

@@ -14,7 +14,7 @@ import pytest
 
 from candle_p1.records.power_file import write_traces
 from candle_p1.records.power_trace import Channel, Trace
-from tests.conftest import await_end, wait_until
+from tests.conftest import NT3_SCRIPT, await_end, wait_until
 from tests.records import read_record
 
 pytestmark = [pytest.mark.extended, pytest.mark.parallel]
@@ -25,16 +25,14 @@ FLAGS += ["--ckpt_every_steps", "5", "--power", "replay:power.csv"]
 START_S, END_S = 180, 60
 STEPS_PER_EPOCH = 14
 NUM_STEPS = 24 * STEPS_PER_EPOCH
-
-
 SLOW = Path(__file__).parent / "slow_nt3.py"
 """Takes half a second for an epoch, so that a run is not over before it is killed."""
 
 
 @pytest.fixture
-def command(mpirun, start, nt3_script, tmp_path, monkeypatch):
+def command(mpirun, start, tmp_path, monkeypatch):
     """Returns a function that starts the same command, on a machine that always uses 100 W."""
-    monkeypatch.setenv("NT3_FOLDER", str(nt3_script.parent))
+    monkeypatch.setenv("NT3_FOLDER", str(NT3_SCRIPT.parent))
     monkeypatch.setenv("SLOW_RANKS", "0,1")
     monkeypatch.setenv("SLOW_S", "0.02")
     node = Channel("node", "node", "node", "cray", "power")

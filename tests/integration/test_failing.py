@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.conftest import CANDLE_P1, await_end, wait_until
+from tests.conftest import CANDLE_P1, NT3_SCRIPT, await_end, wait_until
 from tests.records import read_record
 
 pytestmark = pytest.mark.extended
@@ -28,16 +28,14 @@ LIMIT_S = 30
 START_S = 120
 FLAGS = ["--epochs", "2000", "--epochs_scaling", "weak", "--output_dir", "out"]
 SMALL = ["--conv", "4", "20", "1", "--pool", "10", "--dense", "8"]
-EITHER = (pytest.mark.horovod, pytest.mark.jax_engine)
-"""Of what depends on the engine."""
 
 
 @pytest.fixture
-def job(mpirun, start, monkeypatch, nt3_script, tmp_path):
+def job(mpirun, start, monkeypatch):
     """Returns a function that starts the script with a fault, and returns the process."""
 
     def job(fault, *flags, num_ranks=2):
-        monkeypatch.setenv("NT3_FOLDER", str(nt3_script.parent))
+        monkeypatch.setenv("NT3_FOLDER", str(NT3_SCRIPT.parent))
         monkeypatch.setenv("FAULT", fault)
         command = [SCRIPT, *FLAGS, *SMALL, *flags]
         line = mpirun(num_ranks, *command) if num_ranks > 1 else [sys.executable, *command]
@@ -86,11 +84,7 @@ def watchdogs(directory):
 @pytest.mark.parallel
 @pytest.mark.parametrize(
     ("fault", "phase"),
-    [
-        # Rank 1 waits in a collective.
-        pytest.param("0:build:sleep", "broadcast/wait", marks=EITHER),
-        ("1:report:sleep", "report"),
-    ],
+    [("0:build:sleep", "broadcast/wait"), ("1:report:sleep", "report")],
 )
 def test_a_killed_rank_1_is_named(job, tmp_path, fault, phase):
     """In test_installation.py, it is killed while it trains."""
@@ -118,22 +112,15 @@ def test_a_killed_rank_0_is_named(job, tmp_path):
 
 
 @pytest.mark.parallel
-@pytest.mark.parametrize(
-    ("rank", "what", "expected"),
-    [
-        pytest.param(0, "raise", "ValueError: planted", marks=EITHER),
-        (1, "exhaust memory", "MemoryError"),
-    ],
-)
-def test_an_exception_on_one_rank(job, tmp_path, rank, what, expected):
-    process = job(f"{rank}:train:{what}")
-    pid_in_phase(process, tmp_path, rank, "train")
+def test_an_exception_on_one_rank(job, tmp_path):
+    process = job("1:train:raise")
+    pid_in_phase(process, tmp_path, 1, "train")
     code, output, record = end_of(process, tmp_path)
     assert code != 0
-    assert (record["status"], record["failure"]["rank"]) == ("failed", rank)
-    assert f"rank {rank}" in output
-    assert expected in output
-    assert expected in record["failure"]["reason"]
+    assert (record["status"], record["failure"]["rank"]) == ("failed", 1)
+    assert "rank 1" in output
+    assert "ValueError: planted" in output
+    assert "ValueError: planted" in record["failure"]["reason"]
     assert "Traceback" in record["failure"]["traceback"]
 
 
@@ -155,8 +142,6 @@ def test_a_stalled_collective_ends_by_itself(job, tmp_path, monkeypatch):
 
 
 @pytest.mark.parallel
-@pytest.mark.horovod
-@pytest.mark.jax_engine
 def test_the_launcher_is_interrupted(job, tmp_path):
     process = job("-1::")
     pid_in_phase(process, tmp_path, 1, "train")
@@ -175,20 +160,14 @@ def test_ctrl_c_that_a_library_turned_into_an_error_is_an_interruption(job, tmp_
     assert "SIGINT" in record["failure"]["reason"]
 
 
-@pytest.mark.parametrize(
-    ("number", "status"),
-    [(signal.SIGINT, "interrupted"), (signal.SIGKILL, "failed")],
-)
-def test_one_process_is_interrupted_or_killed(job, tmp_path, number, status):
-    """The record holds what was measured until then."""
+def test_the_record_of_a_killed_process_holds_what_was_measured_until_then(job, tmp_path):
     process = job("-1::", num_ranks=1)
     history = tmp_path / "out/EXP000/RUN000/history.csv"
     wait_until(lambda: history.exists() and history.read_text().count("\n") > 2, START_S, process)
-    process.send_signal(number)
+    process.kill()
     code, _, record = end_of(process, tmp_path)
     assert code != 0
-    assert record["status"] == status
-    assert record["failure"]["rank"] == 0
+    assert (record["status"], record["failure"]["rank"]) == ("failed", 0)
     epochs = record["training"]["epochs"]
     losses = np.loadtxt(history, delimiter=",", skiprows=1, usecols=3, ndmin=1)
     assert [each["metrics"]["loss"] for each in epochs] == list(losses[: len(epochs)])
@@ -199,20 +178,11 @@ def test_one_process_is_interrupted_or_killed(job, tmp_path, number, status):
 
 
 @pytest.mark.parallel
-def test_bad_input_gives_one_message_and_code_2(mpirun, execute, nt3_script):
-    code, output = execute(mpirun(2, nt3_script, "--epochs", "15", "--output_dir", "out"))
-    assert code == 2, output
-    assert output.count("error: ") == 1
-    assert "--epochs 14 or --epochs 16" in output
-    assert "Traceback" not in output
-
-
-@pytest.mark.parallel
-def test_bad_data_gives_one_message_with_file_and_line(mpirun, execute, nt3_script, tmp_path):
+def test_bad_data_gives_one_message_with_file_and_line(mpirun, execute, tmp_path):
     (tmp_path / "train.csv").write_text("1,2,3\n0,1,1\n1,x,2\n")
     (tmp_path / "test.csv").write_text("1,2,3\n0,1,1\n")
     flags = ["--train_data", "train.csv", "--test_data", "test.csv", "--output_dir", "out"]
-    code, output = execute(mpirun(2, nt3_script, *flags, "--epochs", "2"))
+    code, output = execute(mpirun(2, NT3_SCRIPT, *flags, "--epochs", "2"))
     assert code == 2, output
     assert output.count("error: ") == 1
     assert f"{tmp_path}/train.csv, line 3, column 2: " in output
@@ -233,11 +203,10 @@ exit $code
 
 
 @pytest.mark.parallel
-def test_a_full_disk_is_one_message_and_is_recorded(mpirun, execute, nt3_script, tmp_path):
+def test_a_full_disk_is_one_message_and_is_recorded(mpirun, execute, tmp_path):
     (tmp_path / "small").mkdir()
-    argv = [nt3_script, "--epochs", "100000", "--epochs_scaling", "weak", *SMALL]
-    argv += ["--output_dir", "."]
-    line = mpirun(2, *argv)
+    argv = [NT3_SCRIPT, *SMALL, "--epochs", "100000", "--epochs_scaling", "weak"]
+    line = mpirun(2, *argv, "--output_dir", ".")
     namespace = ["unshare", "--map-root-user", "--mount"]
     if subprocess.run([*namespace, "mount", "-t", "tmpfs", "x", tmp_path], check=False).returncode:
         pytest.skip("this user may not mount a small file system")
@@ -252,12 +221,10 @@ def test_a_full_disk_is_one_message_and_is_recorded(mpirun, execute, nt3_script,
     assert ".run.json.reserved" not in (tmp_path / "files").read_text().split()
 
 
-def test_a_directory_for_results_that_cannot_be_written_is_found_before_loading(
-    execute, nt3_script, tmp_path
-):
+def test_a_directory_for_results_that_cannot_be_written_is_found_first(execute, tmp_path):
     (tmp_path / "file").write_text("")
     flags = ["--output_dir", ".", "--save_path", "file/results"]
-    code, output = execute([sys.executable, nt3_script, *SMALL, *flags])
+    code, output = execute([sys.executable, NT3_SCRIPT, *SMALL, *flags])
     assert code == 2, output
     assert output.count("error: ") == 1
     assert "save_path file/results" in output

@@ -23,7 +23,6 @@ RUNS = {
 NOT_NEEDED = ("tensorflow", "horovod", "mpi4py")
 HIDE = f"import sys\nsys.modules.update(dict.fromkeys({NOT_NEEDED}))\n"
 """Makes them look as if they were not installed, where Python reads this at its start."""
-TRACED = ("tensorflow", "horovod")
 TRACE = """\
 import os, traceback
 with open(os.environ["IMPORTS"], "a") as file:
@@ -44,9 +43,9 @@ def test_every_benchmark_trains_where_none_of_the_three_is_found(train_all, tmp_
 
 
 @pytest.mark.parallel
-def test_ranks_import_neither_tensorflow_nor_horovod(execute, tmp_path):
+def test_ranks_import_neither_tensorflow_nor_horovod(mpirun, execute, tmp_path):
     """Both look installed; their import is noticed, as a last command shows."""
-    for name in TRACED:
+    for name in ("tensorflow", "horovod"):
         (tmp_path / "packages" / name).mkdir(parents=True)
         (tmp_path / "packages" / name / "__init__.py").write_text(TRACE)
     imports = tmp_path / "imports"

@@ -145,6 +145,7 @@ def assert_trains_alike(reference, models, data, batch_size, weight_tolerance=TO
         assert np.linalg.norm(found - wanted) <= weight_tolerance * np.linalg.norm(wanted)
 
 
+CONVOLUTIONS, LOCALLY = "--config_file p1b3_conv_model.txt", "--pool 2 --locally_connected True"
 CASES = {
     "nt3": ("nt3", "", {}),
     "p1b1": ("p1b1", "", {}),
@@ -156,13 +157,8 @@ CASES = {
     "p1b2": ("p1b2", "", {}),
     "p1b3": ("p1b3", "", {}),
     "p1b3 normalized": ("p1b3", "--batch_normalization True", {}),
-    "p1b3 conv": ("p1b3", "--config_file p1b3_conv_model.txt", {}),
-    "p1b3 local": (
-        "p1b3",
-        "--config_file p1b3_conv_model.txt --conv 10 10 25 10 5 2 --pool 2"
-        " --locally_connected True",
-        {},
-    ),
+    "p1b3 conv": ("p1b3", CONVOLUTIONS, {}),
+    "p1b3 local": ("p1b3", f"{CONVOLUTIONS} --conv 10 10 25 10 5 2 {LOCALLY}", {}),
 }
 SAMPLES = {"nt3": nt3_samples, "p1b1": p1b1_samples, "p1b2": p1b2_samples, "p1b3": p1b3_samples}
 BATCH_SIZES = {"nt3": 20, "p1b1": 100, "p1b2": 60, "p1b3": 100}
@@ -207,13 +203,12 @@ def test_an_optimizer_moves_a_variable_as_in_candle(name, kernels):
     assert (differences <= TOLERANCE * np.linalg.norm(wanted.numpy(), axis=0)).all()
 
 
-def test_keras_2_is_a_peer_in_the_comparison_of_steps(execute, tmp_path):
+def test_keras_2_is_a_peer_in_the_comparison_of_steps(succeed, tmp_path):
     """NT3 has dropout, so its losses are compared by further jobs."""
     directory = str(Path(k.__file__).parents[1])
     argv = ["bench", "step", "nt3", "--keras2", directory, "--steps", "2", "--rounds", "1"]
     argv += ["--by_weight", "--json", "step.json", "--", "--dense", "20"]
-    code, output = execute([*CANDLE_P1, *argv])
-    assert code == 0, output
+    output = succeed([*CANDLE_P1, *argv])
     report = json.loads((tmp_path / "step.json").read_text())
     result = report["results"][-1]
     assert result["variant"] == "Keras 2"

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.extended, pytest.mark.parallel]
 HERE = Path(__file__).parent
 SLOW_S = 0.2
 """By how much the second rank is slower in every step."""
+SLACK_S = 2e-3
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,14 @@ def test_timeline_and_record_of_a_run_agree(slow):
     record = read_record(path)
     assert record["training"]["traced"]
     timeline = summarize(directory / "timeline.json").to_dict()
+    assert timeline["ranks"].keys() == {0, 1}
+    transfer = "phases.broadcast.regions.transfer"
+    begin_s, lasted_s = per_rank(path, f"{transfer}.begin")[0], per_rank(path, transfer)[0]
+    anchor = record["timeline"]
+    elapsed_us = timeline["origin_epoch_us"] - anchor["anchor_epoch_us"]
+    origin_s = anchor["anchor_s"] + elapsed_us / 1e6
+    assert begin_s <= origin_s + timeline["broadcast"]["begin_s"] + SLACK_S
+    assert origin_s + timeline["broadcast"]["end_s"] <= begin_s + lasted_s + SLACK_S
     collectives = record["communication"]["collectives"]
     names = [(each["library"], each["name"]) for each in collectives]
     place = f"communication.collectives.{names.index(('horovod', 'broadcast'))}.time"
@@ -53,6 +62,9 @@ def test_timeline_and_record_of_a_run_agree(slow):
     num_steps = sum(epoch["steps"]["num"] for epoch in later.values())
     steps_s = timeline["steps"]["communication_s"][-num_steps:]
     assert sum(steps_s) == pytest.approx(allreduce_s, rel=0.05)
+    assert set(timeline["steps"]["num_tensors"][-num_steps:]) == {6}
+    num_bytes = 4 * record["model"]["num_parameters"]
+    assert set(timeline["steps"]["bytes"][-num_steps:]) == {num_bytes}
 
 
 def test_a_slow_rank_shows_in_the_efficiencies(slow):

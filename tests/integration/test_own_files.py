@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.conftest import CANDLE_P1, ROOT
 from tests.records import read_record
 
 pytestmark = pytest.mark.extended
 
-ARRAYS = Path(__file__).resolve().parents[1] / "files/arrays"
-BENCH = [sys.executable, "-m", "candle_p1.cli", "bench"]
+ARRAYS = ROOT / "tests/files/arrays"
 
 
 @pytest.fixture
@@ -26,10 +24,9 @@ def data(tmp_path):
 
 
 @pytest.mark.parallel
-def test_it_is_trained_on_two_ranks_and_its_files_are_recorded(data, mpirun, execute):
+def test_it_is_trained_on_two_ranks_and_its_files_are_recorded(data, mpirun, succeed):
     script = ARRAYS / "arrays_baseline_keras2.py"
-    code, output = execute(mpirun(2, script, "--data_dir", ".", "--output_dir", "out"))
-    assert code == 0, output
+    succeed(mpirun(2, script, "--data_dir", ".", "--output_dir", "out"))
     record = read_record(data / "out/EXP000/RUN000/run.json")
     files = record["data"]["files"]
     assert {role: facts["path"] for role, facts in files.items()} == {
@@ -45,15 +42,14 @@ def test_it_is_trained_on_two_ranks_and_its_files_are_recorded(data, mpirun, exe
 
 
 def test_there_are_no_loaders_to_compare(data, execute):
-    code, output = execute([*BENCH, "load", ARRAYS, "--data_dir", "."])
+    code, output = execute([*CANDLE_P1, "bench", "load", ARRAYS, "--data_dir", "."])
     assert code == 2
     assert output.count("\n") == 1
     assert "arrays reads no table" in output
 
 
-def test_its_steps_are_compared_with_plain_keras(data, execute):
+def test_its_steps_are_compared_with_plain_keras(data, succeed):
     argv = ["step", ARRAYS, "--data_dir", ".", "--rounds", "1", "--json", "step.json"]
-    code, output = execute([*BENCH, *argv])
-    assert code == 0, output
+    succeed([*CANDLE_P1, "bench", *argv])
     report = json.loads((data / "step.json").read_text())
     assert report["differences"]["plain Keras"]["loss"] < 1e-5

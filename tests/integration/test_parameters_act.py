@@ -54,6 +54,8 @@ class Case(NamedTuple):
 
 ALL = BENCHMARKS
 SAVING = "--ckpt_save_interval 1 --ckpt_keep_limit 5"
+KEEPING = f"{SAVING} --epochs 12 --ckpt_save_best False"
+ONE_THREAD = "--batch_size 20 --load_threads 1"
 NT3, P1B1, P1B3 = ("nt3",), ("p1b1",), ("p1b3",)
 CONVOLUTIONAL = ("nt3", "p1b3")
 WARMED = "--epochs 4 --warmup_epochs 1"
@@ -86,8 +88,8 @@ CASES = {
     "momentum": Case("0.9"),
     "val_split": Case("0.3", on=("p1b1", "p1b2", "p1b3")),
     "train_steps": Case("2", HISTORY),
-    "val_steps": Case("1", HISTORY, given="--batch_size 20"),
-    "test_steps": Case("1", HISTORY, given="--batch_size 20"),
+    "val_steps": Case("1", HISTORY, given=ONE_THREAD),
+    "test_steps": Case("1", HISTORY, given=ONE_THREAD),
     "train_samples": Case("130", HISTORY, on=P1B3),
     "val_samples": Case("9", HISTORY, on=NT3),
     "ckpt_save_interval": Case("1", FILES),
@@ -97,9 +99,9 @@ CASES = {
     "ckpt_save_best": Case("False", FILES, "--ckpt_save_interval 9 --epochs 5"),
     "ckpt_save_weights_only": Case("True", "checkpoints.saved_bytes", SAVING),
     "ckpt_directory": Case("elsewhere", "checkpoints.directory", SAVING),
-    "ckpt_keep_mode": Case("exponential", FILES, f"{SAVING} --epochs 12 --ckpt_save_best False"),
-    "ckpt_keep_limit": Case("1", FILES, "--ckpt_save_interval 1 --epochs 4 --ckpt_keep_limit 3"),
-    "load_threads": Case("2", "data.load_threads", "--load_threads 1"),
+    "ckpt_keep_mode": Case("exponential", FILES, KEEPING),
+    "ckpt_keep_limit": Case("1", FILES, KEEPING),
+    "load_threads": Case("2", "data.load_threads", given=ONE_THREAD),
     "data_seed": Case("7", on=ALL),
     "scaling_fit": Case("train", on=ALL),
     "reshuffle": Case("False", HISTORY, on=P1B1),

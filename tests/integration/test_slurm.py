@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import ROOT, wait_until
+from tests.conftest import ROOT, await_end, start_group, wait_until
 from tests.environments import make_venv
 from tests.integration import slurm as real
 from tests.integration.ranks import assert_ranks
@@ -27,7 +26,7 @@ SMALL = "--size small --conv 4 20 1 --pool 10 --dense 8"
 ENDLESS = f"{SMALL} --epochs 200000 --epochs_scaling weak"
 SUBMIT = "from candle_p1.cli.submit import command; command()"
 LIMIT_S = 240
-EPOCH_S = 6.0
+EPOCH_S = 2.0
 SLOW = Path(__file__).parent / "slow_nt3.py"
 STUDY = """\
 title = "Two seeds"
@@ -41,8 +40,6 @@ threads = 1
 flags = { size = "small", conv = [4, 20, 1], pool = [10], dense = [8], epochs = 1, \
 epochs_scaling = "weak", train_steps = 2, val_steps = 1, test_steps = 1 }
 """
-
-
 SHARED = 'base = "slurm"\ntitle = "a cluster whose jobs share nodes"\ndirectives = []\n'
 
 
@@ -109,11 +106,12 @@ def paced(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def limited_job(submit, paced):
-    """An endless job whose time limit of a few minutes passes during the other tests.
+    """An endless job whose time limit of two minutes passes during the other tests.
 
-    It leaves the processor to them, because it mostly sleeps.
+    It leaves the processor to them, because it mostly sleeps. It has more time to end than Slurm's
+    limit would give it on a busy machine.
     """
-    return submit("--time", "3", "--", *ENDLESS.split(), **paced)
+    return submit("--time", "2", "--", *ENDLESS.split(), **paced, CANDLE_P1_WARNING_S="22")
 
 
 @pytest.fixture(scope="module")
@@ -133,18 +131,10 @@ def ended(slurm):
 
 def run(command, directory, slurm, variables):
     """Runs a command in a directory; returns its output."""
-    done = subprocess.run(
-        [str(word) for word in command],
-        check=False,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=directory,
-        env=slurm.environment | variables,
-        timeout=LIMIT_S,
-    )
-    assert done.returncode == 0, done.stdout + printed_by(directory)
-    return done.stdout
+    job = start_group(command, directory, env=slurm.environment | variables)
+    code, output = await_end(job, LIMIT_S)
+    assert code == 0, output + printed_by(directory)
+    return output
 
 
 def printed_by(directory, job=None):

@@ -1,21 +1,17 @@
-"""A study as users start it: runs under mpirun, a kill -9 half-way, a signal, the engine jax."""
+"""A study as users start it: runs under mpirun, a kill -9 half-way, a signal."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 
 import psutil
 import pytest
 
-from candle_p1.records.record import read_record as read_record_as_type
-from candle_p1.records.record import write_record
 from tests.conftest import CANDLE_P1, await_end, wait_until
-from tests.planted_records import changed
 from tests.records import read_record
 
-pytestmark = pytest.mark.extended
+pytestmark = [pytest.mark.extended, pytest.mark.parallel]
 
 TINY = """
 title = "NT3 in a small network"
@@ -47,7 +43,7 @@ def command(mpirun, tmp_path):
 
     def command(text):
         (tmp_path / "tiny.toml").write_text(text)
-        return [sys.executable, "-m", "candle_p1.cli", "study", "run", "tiny.toml"]
+        return [*CANDLE_P1, "study", "run", "tiny.toml"]
 
     return command
 
@@ -67,7 +63,6 @@ def ranks_of(tmp_path):
     ]
 
 
-@pytest.mark.parallel
 def test_a_study_that_was_killed_resumes_and_repeats_no_finished_run(
     command, start, execute, tmp_path
 ):
@@ -104,7 +99,6 @@ def test_a_study_that_was_killed_resumes_and_repeats_no_finished_run(
         assert "NEGOTIATE_BROADCAST" in timeline.read_text()
 
 
-@pytest.mark.parallel
 def test_a_signal_ends_the_ranks_and_the_study(command, start, tmp_path):
     text = TINY.replace("epochs = 2", 'epochs = 20000\nepochs_scaling = "weak"')
     process = start(command(text))
@@ -116,24 +110,3 @@ def test_a_signal_ends_the_ranks_and_the_study(command, start, tmp_path):
     assert "interrupted: 0 of 2 runs are done" in output
     assert not ranks_of(tmp_path)
     assert [read_record(path)["status"] for path in records(tmp_path).values()] == ["interrupted"]
-
-
-@pytest.mark.parallel
-@pytest.mark.jax_engine
-def test_a_run_with_the_engine_jax_is_compared_with_one_of_horovod(command, execute, tmp_path):
-    text = TINY.replace('["original", "parallel"]', '["parallel"]')
-    code, output = execute(command(text.replace("[flags]", '[flags]\nengine = "jax"')))
-    assert code == 0, output
-    (path,) = records(tmp_path).values()
-    assert read_record(path)["distributed"]["backend"] == "jax"
-
-    # The same machine and settings, so that both runs could be in one point.
-    changes = {"distributed.backend": "horovod", "started": "2026-01-01T00:00:00+00:00"}
-    twin = path.parent.with_name("twin") / "run.json"
-    twin.parent.mkdir()
-    write_record(twin, changed(read_record_as_type(path), changes))
-    code, output = execute([*CANDLE_P1, "compare", twin, path])
-    assert (code, "what averaged the gradients" in " ".join(output.split())) == (0, True), output
-    code, output = execute([*CANDLE_P1, "report", "output/tiny-tiny", "-o", "report"])
-    assert code == 0, output
-    assert "different engines (horovod and jax)" in (tmp_path / "report/index.html").read_text()

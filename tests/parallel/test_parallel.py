@@ -29,11 +29,10 @@ EITHER = (pytest.mark.horovod, pytest.mark.jax_engine)
 @pytest.mark.parametrize(
     ("command", "num_ranks", "num_checks"),
     [
-        pytest.param("harness.py check_averaging check_comm", 3, 14 + 6, marks=EITHER),
-        pytest.param("harness.py check_measuring check_evaluation", 2, 2 + 6, marks=EITHER),
+        pytest.param("harness.py check_averaging check_measuring", 3, 14 + 2, marks=EITHER),
         # The runs of check_losses come last, because they choose kernels for the process.
-        pytest.param("harness.py check_own_step check_losses", 2, 4 + 4, marks=pytest.mark.horovod),
-        pytest.param("check_preflight.py", 2, 5, marks=EITHER),
+        ("harness.py check_comm check_evaluation check_own_step check_losses", 2, 6 + 6 + 4 + 4),
+        ("check_preflight.py", 2, 5),
     ],
 )
 def test_checks_hold_on_all_ranks(mpirun, execute, command, num_ranks, num_checks):
@@ -76,7 +75,7 @@ def test_ranks_whose_mpi_must_not_be_called_by_several_threads(mpirun, execute, 
         pytest.param(1, "check_restart:ON_ONE_RANK", 2, marks=pytest.mark.horovod),
         pytest.param(2, "check_restart", 5, marks=EITHER),
         pytest.param(2, "check_layer_state", 3, marks=EITHER),
-        pytest.param(4, "check_layer_state:MEANS", 1, marks=EITHER),
+        (4, "check_layer_state:MEANS", 1),
     ],
 )
 def test_runs_go_on_bit_for_bit(mpirun, execute, num_ranks, checks, num_checks):
