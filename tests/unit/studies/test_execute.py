@@ -19,6 +19,7 @@ from candle_p1.cli import cli
 from candle_p1.distributed.launch_environment import MPI_VARIABLES
 from candle_p1.errors import CandleError, ParameterError, RecordError, SetupError
 from candle_p1.records.record import read_record
+from candle_p1.records.tables import as_cells
 from candle_p1.studies import execute
 from candle_p1.studies.display import render_status
 from candle_p1.studies.plan import Choice, make_plan, read_plan
@@ -82,12 +83,11 @@ def test_all_runs_are_executed_in_order_and_none_is_repeated(plan, capsys, tmp_p
         assert record.parameters["rng_seed"].value == 7102 + run.repeat
         log = (run.directory() / "study.log").read_text()
         assert log == "training\ncandle-p1 study: the run has ended with code 0\n"
-    perform(plan())
-    assert capsys.readouterr().out.splitlines() == ["2 of 2 runs are already done"]
     assert study("show", tmp_path / "mine.toml", "-o", tmp_path / "out").output.count("# ok") == 2
     perform(plan(repeats=3))
-    assert "3/3  does-train-np1-r2" in capsys.readouterr().out
-    assert len(list((plan().directory).glob("*/run.json"))) == 3
+    printed = capsys.readouterr().out
+    assert "2 of 3 runs are already done" in printed
+    assert ("3/3  does-train-np1-r2" in printed, "1/3" in printed) == (True, False)
 
 
 def test_a_failed_run_is_skipped_and_repeated_only_on_request(plan, capsys):
@@ -123,8 +123,6 @@ def test_a_study_that_cannot_be_executed_is_refused(plan, tmp_path, monkeypatch)
     (tmp_path / "out").touch()
     with pytest.raises(SetupError, match="mine-small"):
         perform(this)
-    with pytest.raises(SetupError, match="mine-small"):
-        this.write_manifest()
     monkeypatch.setenv("PMIX_RANK", "0")
     with pytest.raises(ParameterError, match="launcher"):
         perform(this)
@@ -148,9 +146,9 @@ def test_a_run_that_an_earlier_session_left_is_waited_for(plan, monkeypatch):
 
 
 @pytest.mark.extended
-def test_a_signal_ends_the_run_and_the_study_can_be_resumed(plan, tmp_path, monkeypatch):
+def test_a_signal_ends_the_run_and_the_study_says_how_to_resume_it(plan, tmp_path, monkeypatch):
     this = plan(flags=["--toy_s", "3"])
-    first, second = (run.directory() / "run.json" for run in this.runs)
+    second = this.runs[1].directory() / "run.json"
     argv = ["run", str(tmp_path / "mine.toml"), "-o", str(tmp_path / "out"), "--toy_s", "3"]
 
     def kill():
@@ -165,10 +163,6 @@ def test_a_signal_ends_the_run_and_the_study_can_be_resumed(plan, tmp_path, monk
     assert result.exit_code == 128 + signal.SIGTERM
     assert result.output.endswith(f"\n$ candle-p1 study {shlex.join(argv)}\n")
     assert [state.status for state in states_of(this.runs)] == ["ok", "interrupted"]
-    before_ns = first.stat().st_mtime_ns
-    assert list(perform(this).values()) == ["ok", "ok"]
-    assert first.stat().st_mtime_ns == before_ns
-    assert (this.directory / "does-train-np1-r1-attempt2/run.json").exists()
 
 
 @pytest.mark.extended
@@ -188,20 +182,11 @@ def test_a_study_with_a_failed_run_ends_with_code_1_even_if_it_was_moved(
     found = read_plan(Path())
     assert found.directory == tmp_path / "moved"
     table, *lines = render_status(found, states_of(found.runs))
-    assert {column.header: list(column.cells) for column in table.columns} == {
-        "point": ["does-fail-np1", "does-train-np1"],
-        "ok": ["0", "2"],
-        "failed": ["2", "0"],
-        "median total (s)": ["", "1.0"],
-    }
+    assert as_cells(table) == (
+        ["point", "ok", "failed", "median total (s)"],
+        [("does-fail-np1", "0", "2", ""), ("does-train-np1", "2", "0", "1.0")],
+    )
     assert f"planted failed; see {tmp_path}/moved/does-fail-np1-r0/study.log" in "".join(lines)
-
-
-@pytest.mark.parametrize("text", ["[]", "{", '{"study": "strong-nt3", "sizes": 1}'])
-def test_a_directory_without_a_study_is_refused(tmp_path, text):
-    (tmp_path / "study.json").write_text(text)
-    with pytest.raises(RecordError, match=r"study\.json"):
-        read_plan(tmp_path)
 
 
 def test_the_list_has_every_study_with_what_it_shows():
@@ -213,13 +198,15 @@ def test_the_list_has_every_study_with_what_it_shows():
 
 
 def test_a_dry_run_shows_the_plan_and_starts_nothing(plan, tmp_path):
-    """test_plan.py has what is shown."""
     this = plan()
-    argv = [tmp_path / "mine.toml", "-o", tmp_path / "out", "--color", "a b"]
-    shown = study("show", *argv).output
+    argv = [tmp_path / "mine.toml", "-o", tmp_path / "out"]
+    shown = study("show", *argv, "--color", "a b").output
     assert f"results: {this.directory}\n" in shown
-    for flag in ("--dry_run", "--dry-run"):
-        assert study("run", *argv, flag).output == shown
+    assert study("run", *argv, "--color", "a b", "--dry_run").output == shown
     assert not this.directory.exists()
     with pytest.raises(RecordError, match=r"mine-small .*study\.json"):
-        study("status", *argv[:3])
+        study("status", *argv)
+    this.directory.mkdir(parents=True)
+    (this.directory / "study.json").write_text("{")
+    with pytest.raises(RecordError, match=r"study\.json"):
+        study("status", this.directory)
