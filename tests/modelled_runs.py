@@ -4,30 +4,18 @@ from __future__ import annotations
 
 from math import log, sqrt
 
-from candle_p1.modelling.laws import (
-    COMPUTE,
-    EVALUATE,
-    EXPOSED,
-    FIRST_STEP,
-    LOAD,
-    PHASES,
-    REST,
-    STARTUP,
-    WAIT,
-    JobShape,
-)
+from candle_p1.modelling import laws
 from candle_p1.modelling.observations import Observation
 
 START_S, BYTES_PER_S, LOADER_DEVIATION_S, SAMPLE_S, SENT_BYTES_PER_S = 10.0, 6e6, 2.0, 2e-3, 2e9
 WATTS = 120.0
+SENDING = "rate at which gradients are averaged, as far as back-propagation does not hide it"
 TRUE = {
     "start-up": START_S,
     "rate at which a rank reads and parses": BYTES_PER_S,
     "standard deviation of the ranks' loading": LOADER_DEVIATION_S,
     "computing, for each sample": SAMPLE_S,
-    "rate at which gradients are averaged, as far as back-propagation does not hide it": (
-        SENT_BYTES_PER_S
-    ),
+    SENDING: SENT_BYTES_PER_S,
     "power of a rank": WATTS,
 }
 """The parameters of `lawful_times`, by their names in models."""
@@ -35,37 +23,27 @@ TRUE = {
 
 def shape_of(num_ranks, **changes):
     """Returns the shape of a weak-scaling run of 8 epochs on nodes of 64 cores."""
-    values = {
-        "num_ranks": num_ranks,
-        "ranks_on_node": min(num_ranks, 8),
-        "cores_per_node": 64,
-        "threads": 1,
-        "load_threads": 1,
-        "epochs": 8,
-        "steps_per_epoch": 50,
-        "batch_size": 20,
-        "file_bytes": 600_000_000,
-        "shares_loading": False,
-        "weight_bytes": 60_000_000,
-    }
-    return JobShape(**values | changes)
+    facts = {"num_ranks": num_ranks, "ranks_on_node": min(num_ranks, 8), "cores_per_node": 64}
+    facts |= {"threads": 1, "load_threads": 1, "shares_loading": False}
+    facts |= {"epochs": 8, "steps_per_epoch": 50, "batch_size": 20}
+    facts |= {"file_bytes": 600_000_000, "weight_bytes": 60_000_000}
+    return laws.JobShape(**facts | changes)
 
 
 def lawful_times(shape):
     """Returns the seconds of each phase, without scatter."""
     ranks = shape.num_ranks
     sent_bytes = 2 * shape.weight_bytes * (ranks - 1) / ranks
-    known = {
-        STARTUP: START_S,
-        LOAD: shape.file_bytes / BYTES_PER_S,
-        WAIT: LOADER_DEVIATION_S * sqrt(2 * log(ranks)),
-        COMPUTE: shape.samples * SAMPLE_S,
-        FIRST_STEP: 5.0,
-        EXPOSED: shape.steps * sent_bytes / SENT_BYTES_PER_S,
-        EVALUATE: 1.0,
-        REST: 2.0,
+    return dict.fromkeys(laws.PHASES, 0.0) | {
+        laws.STARTUP: START_S,
+        laws.LOAD: shape.file_bytes / BYTES_PER_S,
+        laws.WAIT: LOADER_DEVIATION_S * sqrt(2 * log(ranks)),
+        laws.COMPUTE: shape.samples * SAMPLE_S,
+        laws.FIRST_STEP: 5.0,
+        laws.EXPOSED: shape.steps * sent_bytes / SENT_BYTES_PER_S,
+        laws.EVALUATE: 1.0,
+        laws.REST: 2.0,
     }
-    return dict.fromkeys(PHASES, 0.0) | known
 
 
 def lawful_run(random, num_ranks, noise=0.05, times=lawful_times, **changes):

@@ -31,8 +31,7 @@ def test_points_have_time_energy_efficiency_and_gain():
     found = forecast({"slow": planted(8.0), "fast": planted(2.0)}, [1, 16], "slow")
     points = {(each["series"], each["ranks"]): each for each in found}
     slow, fast = points["slow", 16], points["fast", 16]
-    ends = {"value": 8 + 4, "low": 8 + 3.64, "high": 8 + 4.36}
-    assert slow["time_s"] == pytest.approx(ends)
+    assert slow["time_s"] == pytest.approx({"value": 8 + 4, "low": 8 + 3.64, "high": 8 + 4.36})
     assert slow["efficiency"]["value"] == pytest.approx(72 / 12 / 16)
     assert slow["energy_j"]["value"] == pytest.approx(160 * 12)
     assert slow["gain_percent"] is slow["energy_gain_percent"] is None
@@ -69,23 +68,15 @@ def test_readings_give_the_first_as_value_and_their_span():
     assert point["time_s"] == pytest.approx({"value": 57.6, "low": 57.6, "high": 70.4})
 
 
-def test_changes_are_read():
-    found = Changes.parse(["file_system=2", "network=0.5", "epochs_per_rank=8", "batch_size=40"])
-    assert found == Changes(2.0, 0.5, None, 8, 40)
-    assert str(found).startswith("file system 2 times as fast, network 0.5 times as fast, epochs")
-    assert str(Changes()) == "as it is"
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("netwerk=2", "did you mean 'network'"),
-        ("network", "network takes a factor"),
-        ("network=fast", "network takes a factor"),
+        ("netwerk=2", "'network'"),
+        ("network=fast", "a factor"),
         ("network=0", "more than 0"),
         ("network=nan", "more than 0"),
-        ("epochs=1.5", "epochs takes a whole number"),
-        ("epochs=2 epochs=3", "given twice"),
+        ("epochs=1.5", "a whole number"),
+        ("epochs=2 epochs=3", "twice"),
         ("epochs=2 epochs_per_rank=3", "only one"),
     ],
 )
@@ -95,19 +86,21 @@ def test_what_is_not_possible_is_refused(words, message):
 
 
 def test_epochs_and_batches_change_the_shape():
-    rule = Changes(epochs_per_rank=8).apply_to(RULE)
+    def rule_with(word):
+        return Changes.parse([word]).apply_to(RULE)
+
+    rule = rule_with("epochs_per_rank=8")
     assert (rule.at(16).epochs, rule.is_strong, rule.can_run(5)) == (8, False, True)
-    assert Changes(epochs=96).apply_to(RULE).at(4).epochs == 24
-    halved = Changes(batch_size=10).apply_to(RULE).at(4)
+    assert rule_with("epochs=96").at(4).epochs == 24
+    halved = rule_with("batch_size=10").at(4)
     assert (halved.batch_size, halved.steps_per_epoch) == (10, 20)
-    assert halved.samples == RULE.at(4).samples
 
 
 def test_a_faster_network_or_file_system_shortens_what_waits_for_it():
     times = {LOAD: 8.0, WAIT: 4.0, EXPOSED: 4.0, TRANSFER: 2.0, COMPUTE: 10.0}
     watts = {name: np.full(200, 5.0 if name == LOAD else 10.0) for name in times}
     known = TimeSamples(4, {n: np.full(200, each) for n, each in times.items()}, watts, 1.0)
-    found = Changes(network=2).apply_to_times(known, None)
+    found = Changes.parse(["network=2"]).apply_to_times(known, None)
     assert found.total_s[0] == pytest.approx(28 - 3)
     # Energy is that of the phases that got shorter.
     assert found.energy_j[0] == pytest.approx(known.energy_j[0] - 30)

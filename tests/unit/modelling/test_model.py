@@ -56,21 +56,17 @@ def test_other_runs_are_in_their_prediction_intervals(models, num_ranks, least, 
     assert np.median(widths) < 0.25  # also for a factor of two in ranks
 
 
-def relative_width(model, num_ranks):
-    found = interval_of(model.predict(shape_of(num_ranks)).total_s)
-    return (found["high"] - found["low"]) / found["value"]
-
-
 def test_extrapolating_widens_intervals_more_after_a_surprise():
     model = model_of(0)
     factors = {num: model.predict(shape_of(num)).extrapolation for num in (1, 3, 4, 8, 40)}
     assert factors == {1: 1, 3: 1, 4: 1, 8: 2, 40: 10}
-    assert relative_width(model, 64) > 1.5 * relative_width(model, 8)
+    widths = {}
+    for num in (8, 64):
+        found = interval_of(model.predict(shape_of(num)).total_s)
+        widths[num] = (found["high"] - found["low"]) / found["value"]
+    assert widths[64] > 1.5 * widths[8]
     # What it adds is assumed where two sizes tell nothing of it.
-    assert (model_of(0, (1, 2)).extrapolation_errors, model_of(0, (1, 2)).form_error) == (
-        [], FORM_ERROR,
-    )  # fmt: skip
-    assert len(model_of(0, (1, 2, 4, 8)).extrapolation_errors) == 2
+    assert model_of(0, (1, 2)).form_error == FORM_ERROR
 
     def doubled_at_four(shape):
         return {n: s * (2 if shape.num_ranks == 4 else 1) for n, s in lawful_times(shape).items()}
@@ -124,22 +120,13 @@ def test_a_measured_allreduce_leaves_the_exposed_share_to_fit():
     assert share["value"] == pytest.approx(0.5, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("counts", "words"),
-    [((2,), "at least 2 runs"), ((1, 1, 1), "all runs are on 1 rank")],
-)
-def test_too_few_runs_are_refused(counts, words):
+@pytest.mark.parametrize("counts", [(2,), (1, 1, 1)])
+def test_too_few_runs_are_refused(counts):
     runs = [lawful_run(np.random.default_rng(i), num) for i, num in enumerate(counts)]
-    with pytest.raises(ModelError, match=words):
+    with pytest.raises(ModelError):
         fit_model(runs)
     runs.append(lawful_run(np.random.default_rng(9), 4))
     assert fit_model(runs, num_samples=50).degrees >= 1
-
-
-def test_the_same_seed_gives_the_same_model():
-    first, second = model_of(3), model_of(3)
-    assert first.parameters == second.parameters
-    assert first.parameters != model_of(4).parameters
 
 
 def test_cores_that_slow_each_other_are_told_from_the_runs():

@@ -38,12 +38,6 @@ def test_exposed_communication_and_validation_are_those_of_the_epochs():
     assert found.phases_s[VALIDATE] == pytest.approx(24 * 0.25)
 
 
-def test_power_is_that_of_the_whole_run_and_of_phases_with_samples_enough():
-    assert observe(record()).watts == {}
-    measured = record(energy_j=60.0)
-    assert observe(measured).watts[""] == pytest.approx(60 / measured.total_s)
-
-
 @pytest.mark.parametrize(
     ("scaling", "counts", "epochs"),
     [("strong", (1, 2, 5, 16, 48), (48, 24, 10, 3, 1)), ("weak", (1, 5, 48), (48, 48, 48))],
@@ -56,7 +50,7 @@ def test_epochs_are_shared_as_in_the_plan(scaling, counts, epochs):
     assert [num for num in counts if not rule.can_run(num)] == cannot
 
 
-@pytest.mark.parametrize("max_steps", [0, 10, 50])
+@pytest.mark.parametrize("max_steps", [0, 10])
 @pytest.mark.parametrize("batch_scaling", ["none", "sqrt", "linear"])
 @pytest.mark.parametrize("data_parallel", ["epoch", "batch_step"])
 def test_other_numbers_of_ranks_have_the_steps_of_their_own_plans(
