@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from itertools import pairwise
 
 import pytest
 
-from candle_p1.bench import comm, comm_report, comm_task, harness, transports
+from candle_p1.bench import comm_report, comm_task, transports
 from candle_p1.bench.comm import Comm
 from candle_p1.bench.comm_task import GRADIENT_BYTES, CommTask
 from candle_p1.bench.task import OtherEnvironment
@@ -28,12 +27,7 @@ def test_sizes_are_close_together_where_they_are_large():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        ({"min_bytes": 8, "max_bytes": 4}, "--min_bytes 8"),
-        ({"operations": "allreduces"}, "'allreduce'"),
-        ({"operations": ""}, "none of allreduce"),
-        ({"num_ranks": 1}, "--np 1"),
-    ],
+    [({"min_bytes": 8, "max_bytes": 4}, "--min_bytes 8"), ({"num_ranks": 1}, "--np 1")],
 )
 def test_wrong_options_are_refused(options, message):
     with pytest.raises(ParameterError, match=message):
@@ -63,18 +57,12 @@ def test_gradients_are_those_of_the_default_networks():
 
 def point(transport, operation, num_bytes, **facts):
     mean_s = 1e-5 + num_bytes / 1e9
+    rate = num_bytes / mean_s
     return {
-        "transport": transport,
-        "operation": operation,
-        "bytes": num_bytes,
-        "min_s": 0.9 * mean_s,
-        "mean_s": mean_s,
-        "max_s": 1.2 * mean_s,
-        "ci95_s": [0.98 * mean_s, 1.01 * mean_s],
-        "stopped_by": "precision",
-        "algorithm_bytes_per_s": num_bytes / mean_s,
-        "bus_bytes_per_s": 1.5 * num_bytes / mean_s,
-        "gradients_of": None,
+        **{"transport": transport, "operation": operation, "bytes": num_bytes},
+        **{"min_s": 0.9 * mean_s, "mean_s": mean_s, "max_s": 1.2 * mean_s},
+        **{"ci95_s": [0.98 * mean_s, 1.01 * mean_s], "stopped_by": "precision"},
+        **{"algorithm_bytes_per_s": rate, "bus_bytes_per_s": 1.5 * rate, "gradients_of": None},
         **facts,
     }
 
@@ -84,10 +72,7 @@ def outcome(name, *more):
     overlap = {"communication_s": 1e-3, "computing_s": 1e-3, "together_s": 1.25e-3}
     overlap |= {"exposed_s": 0.25e-3, "hidden_share": 0.75}
     return {
-        "num_ranks": 4,
-        "num_nodes": 2,
-        "ranks_per_node": 2,
-        "limit_bytes": 700_000_000,
+        **{"num_ranks": 4, "num_nodes": 2, "ranks_per_node": 2, "limit_bytes": 700_000_000},
         "settings": {name: {"library": f"the library of {name}"}},
         "points": [*(point(name, ALLREDUCE, size) for size in SIZES), *more],
         "overlaps": [{"transport": name, "bytes": 1 << 20, **overlap}],
@@ -95,35 +80,27 @@ def outcome(name, *more):
 
 
 @pytest.fixture
-def measure(monkeypatch):
-    """Measures with jobs whose outcomes a function returns by the transport's name."""
+def measured(compare, monkeypatch):
+    """Returns the report of transports whose outcomes a function returns by their names."""
+    monkeypatch.setattr(transports, "find_spec", lambda name: name != "jax" or None)
 
-    def measure(outcome_of, names="mpi", **options):
-        measure.started = []
-
-        def run(task, num_ranks, name, python):
-            assert task.transports == (name,)
-            measure.started.append((name, num_ranks, python))
+    def measured(outcome_of, names="mpi", **options):
+        def measure(task, num_ranks):
+            (name,) = task.transports
             return [outcome_of(name)] * num_ranks
 
-        monkeypatch.setattr(harness, "run", run)
-        monkeypatch.setattr(transports, "find_spec", lambda name: name != "jax" or None)
-        comparison = Comm(num_ranks=4, transport=names, **options)
-        report = comparison.measure(lambda *progress: None)
-        return json.loads(json.dumps(report, allow_nan=False))
+        return compare(Comm(num_ranks=4, transport=names, **options), measure, there=measure)
 
-    return measure
+    return measured
 
 
-def test_every_transport_is_a_job_whose_fit_models_read(measure, tmp_path):
+def test_every_transport_is_a_job_whose_fit_models_read(measured, tmp_path):
     names = ["mpi", "horovod", "horovod_fusion"]
-    report = measure(outcome, ",".join(names))
+    report = measured(outcome, ",".join(names))
     assert list(report["transports"]) == [fit["transport"] for fit in report["fits"]] == names
     assert report["not_installed"] == {"jax": ["jax"]}
     assert len(report["results"]) == 3 * len(SIZES)
-    assert (report["num_ranks"], report["num_nodes"], report["launched"]) == (4, 2, False)
     for fit in report["fits"]:
-        assert (fit["operation"], fit["num_ranks"]) == (ALLREDUCE, 4)
         assert fit["measured_bytes_per_s"] == pytest.approx(1e9, rel=1e-3)
     (tmp_path / "comm.json").write_text(json.dumps(report))
     chosen = measured_for(tmp_path / "comm.json", [])
@@ -132,24 +109,24 @@ def test_every_transport_is_a_job_whose_fit_models_read(measure, tmp_path):
     assert chosen.bandwidth_bytes_per_s == pytest.approx(1e9)
 
 
-def test_what_is_missing_here_is_measured_in_the_other_environment(measure, monkeypatch):
+def test_what_is_missing_here_is_measured_in_the_other_environment(measured, monkeypatch):
     other = OtherEnvironment("other/python", "jax")
     monkeypatch.setattr(OtherEnvironment, "of", lambda python: other)
-    report = measure(outcome, compare_env=other.python)
-    assert measure.started == [("mpi", 4, sys.executable), ("jax", 4, other.python)]
+    jobs = Comm(transport="mpi", compare_env=other.python).jobs()
+    assert [(job.variant, job.other) for job in jobs] == [("mpi", None), ("jax", other)]
+    report = measured(outcome, compare_env=other.python)
     assert list(report["transports"]) == ["mpi", "jax"]
     assert (report["not_installed"], report["compare_env"]) == ({}, other.python)
 
 
-def test_tables_and_figure_show_what_was_measured(measure, printed, tmp_path):
+def test_tables_and_figure_show_what_was_measured(measured, printed, tmp_path):
     gradients = [point("mpi", ALLREDUCE, n, gradients_of=of) for of, n in GRADIENT_BYTES.items()]
     found = outcome("mpi", *gradients, *(point("mpi", STREAM, size) for size in SIZES))
     found["points"][0]["stopped_by"] = "time"
     found["points"][1]["ci95_s"] = None
-    report = measure(lambda name: found) | {"launched": True}
+    report = measured(lambda name: found)
     shown = printed(comm_report.render(report))
     rows = [line.split() for line in shown.splitlines()]
-    assert ["communication", "of", "4", "ranks", "on", "2", "nodes"] in rows
     assert ["619,691,672", "557,732", "619,702", "743,642", "607,308", "to", "625,899",
             "1.00", "1.50", "NT3"] in rows  # fmt: skip
     assert ["mpi", "1,048,576", "1,000", "1,000", "1,250", "250", "75"] in rows
@@ -189,9 +166,9 @@ class OneRank:
 
         return Call(run, received)
 
-    def points(self, sizes, limit_bytes=10**9, **options):
+    def points(self, sizes, **options):
         task = CommTask(transports=["one"], sizes=sizes, **options)
-        return task.points(self, ALLREDUCE, limit_bytes)
+        return task.points(self, ALLREDUCE, limit_bytes=200_000_000)
 
 
 @pytest.mark.parametrize(
@@ -215,16 +192,6 @@ def test_calls_are_timed_until_the_mean_is_precise_or_the_time_is_over(
     assert num_blocks or times["ci95_s"][0] < times["mean_s"] < times["ci95_s"][1]
 
 
-def test_a_point_has_the_definitions_of_nccl_tests(monkeypatch):
-    p1b2 = GRADIENT_BYTES["P1B2"]
-    options = {"gradients": [p1b2], "seconds": 0.1}
-    small, large = OneRank(monkeypatch).points([4000, 10**9], 200_000_000, **options)
-    assert (small["bytes"], small["gradients_of"]) == (4000, None)
-    assert (large["bytes"], large["gradients_of"]) == (p1b2, "P1B2")
-    assert (small["mean_s"], small["algorithm_bytes_per_s"]) == pytest.approx((1e-3, 4e6))
-    assert small["bus_bytes_per_s"] == 0  # 2 (n - 1) / n of one rank
-
-
 def test_neither_a_slow_while_nor_new_memory_makes_a_size_slow(monkeypatch):
     transport = OneRank(monkeypatch, lambda *_: 3e-3 if transport.now_s < 0.4 else 1e-3)
     found = transport.points([4, 16, 64, 256], seconds=0.3)
@@ -236,10 +203,13 @@ def test_neither_a_slow_while_nor_new_memory_makes_a_size_slow(monkeypatch):
     assert (found["mean_s"], found["ci95_s"] is None) == (pytest.approx(5.0), False)
 
 
-@pytest.mark.parametrize("num_bytes", [4, 40_000_000])
-def test_wrong_values_are_an_error(monkeypatch, num_bytes):
-    with pytest.raises(DistributedError, match=f"allreduce of {num_bytes} bytes: rank 0"):
-        OneRank(monkeypatch, error=1.0).points([num_bytes], seconds=0.1)
+def test_a_point_is_of_a_size_that_fits_and_of_right_values(monkeypatch):
+    sizes, p1b2 = [4000, 10**9], GRADIENT_BYTES["P1B2"]
+    small, large = OneRank(monkeypatch).points(sizes, gradients=[p1b2], seconds=0.1)
+    assert (small["bytes"], small["gradients_of"]) == (4000, None)
+    assert (large["bytes"], large["gradients_of"]) == (p1b2, "P1B2")
+    with pytest.raises(DistributedError, match="allreduce of 4000 bytes: rank 0"):
+        OneRank(monkeypatch, error=1.0).points(sizes, seconds=0.1)
 
 
 def test_computing_beside_an_allreduce_takes_as_long(monkeypatch):
@@ -249,33 +219,14 @@ def test_computing_beside_an_allreduce_takes_as_long(monkeypatch):
         transport.now_s += 1e-5 * num + more_s
 
     transport.overlap = lambda values: (compute, lambda num: compute(num, 2.5e-4))
-    transport.operations, transport.on_one_node = [ALLREDUCE], True
-    transport.start = lambda: {"library": "none"}
-    transport.stop = lambda: None
-    monkeypatch.setattr(comm_task, "TRANSPORTS", {"one": transport})
-    monkeypatch.setattr(OneRank, "__call__", lambda self, ranks: self, raising=False)
-    task = CommTask(transports=["one"], sizes=[4, 1 << 16], seconds=0.1)
-    ranks = SerialCommunicator()
-    ranks.size = 2  # for a transport that needs no other rank
-    measured = task.measure(ranks)
-    assert (measured["num_ranks"], measured["settings"]) == (2, {"one": {"library": "none"}})
-    assert [each["bytes"] for each in measured["points"]] == [4, 1 << 16]
-    (found,) = measured["overlaps"]
+    (point,) = transport.points([1 << 16], seconds=0.1)
+    found = CommTask(transports=["one"], seconds=0.1).overlap(transport, point)
     names = ("bytes", "communication_s", "computing_s", "exposed_s", "hidden_share")
     assert [found[name] for name in names] == pytest.approx([1 << 16, 1e-3, 1e-3, 2.5e-4, 0.75])
-    ranks.num_nodes = 2
+
+
+def test_memory_that_ranks_share_is_not_measured_between_nodes():
+    ranks = SerialCommunicator()
+    ranks.size = ranks.num_nodes = 2
     with pytest.raises(ParameterError, match="2 nodes"):
-        task.measure(ranks)
-
-
-def test_a_launcher_may_start_it_on_every_rank(monkeypatch, capsys):
-    monkeypatch.setattr(comm, "connect", SerialCommunicator)
-    monkeypatch.setattr(comm, "launcher_variable", lambda: "PMI_RANK")
-    launched = Comm(transport="mpi")
-    assert launched.prepare() == []
-    with pytest.raises(SystemExit, match="2"):
-        launched.measure(lambda *progress: None)
-    assert capsys.readouterr().err.count("at least two") == 1
-    monkeypatch.setattr(CommTask, "measure", lambda task, ranks: outcome(task.transports[0]))
-    report = launched.measure(lambda *progress: None)
-    assert (report["launched"], list(report["transports"])) == (True, ["mpi"])
+        CommTask(transports=["shared_memory"]).measure(ranks)

@@ -24,7 +24,6 @@ def test_a_job_takes_as_long_as_its_slowest_rank(compare):
     times = iter(range(12))
     report = compare(Sort(), lambda task, num: [{"elapsed_s": next(times)}, {"elapsed_s": 0.5}])
     assert report["results"][0]["repeats_s"] == [0.5, 3, 4, 7, 8, 11]
-    assert {"command", "started", "machine"} <= set(report)
     (times,) = Sort().render(report)
     heads, rows = as_cells(times)
     assert heads == ["variant", "median (s)", "95 % interval (s)"]
@@ -56,14 +55,13 @@ def test_a_bar_in_a_cell_does_not_divide_it():
     assert _markdown(table).splitlines()[-1] == r"| sort \| uniq |"
 
 
-@pytest.mark.parametrize("wrong", [0, 1])
-def test_variants_with_other_values_are_not_compared(compare, wrong):
-    outcomes = iter([[1, 1], [1 + (wrong == 0), 1 + (wrong == 1)]])
+def test_variants_with_other_values_are_not_compared(compare):
+    outcomes = iter([[1, 1], [1, 2]])
 
     def measure(task, num_ranks):
         return [{"elapsed_s": 1.0, "checked": {"train.csv": value}} for value in next(outcomes)]
 
-    with pytest.raises(DataError, match=rf"train.csv: merge \(rank {wrong}\) and quick \(rank 0\)"):
+    with pytest.raises(DataError, match=r"train.csv: merge \(rank 1\) and quick \(rank 0\)"):
         compare(Sort(), measure)
 
 

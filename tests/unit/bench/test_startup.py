@@ -50,23 +50,13 @@ def test_the_parts_of_a_start_follow_from_its_record_and_add_up(record):
     assert (found["step_s"], found["end_s"]) == (pytest.approx(0.03), pytest.approx(2))
     parts_s = dict(found["parts_s"])
     rest_s = parts_s.pop("other, and waiting for the slowest rank")
-    assert parts_s == pytest.approx(
-        {
-            "launch": 1.5 - 0.85,
-            "Python, candle_p1, parameters": 0.85 - 0.15,
-            "MPI": 0.15,
-            "import of Keras and framework": IMPORT_S,
-            "devices": STARTUP["devices"] - IMPORT_S,
-            "engine": STARTUP["engine"],
-            "self-test": STARTUP["self_test"],
-            "locating files": STARTUP["files"],
-            "load": 1.0,
-            **PHASES,
-            "broadcast": 0.5,
-            "preparing to train": 5.95 - 5.75,
-            "tracing and first step": 0.75,
-        }
-    )
+    expected = {"launch": 1.5 - 0.85, "Python, candle_p1, parameters": 0.85 - 0.15, "MPI": 0.15}
+    expected |= {"import of Keras and framework": IMPORT_S}
+    expected |= {"devices": STARTUP["devices"] - IMPORT_S, "engine": STARTUP["engine"]}
+    expected |= {"self-test": STARTUP["self_test"], "locating files": STARTUP["files"]}
+    expected |= PHASES | {"load": 1.0, "broadcast": 0.5}
+    expected |= {"preparing to train": 5.95 - 5.75, "tracing and first step": 0.75}
+    assert parts_s == pytest.approx(expected)
     assert rest_s + sum(parts_s.values()) == pytest.approx(found["elapsed_s"])
     unknown = make_record(record.model_dump(exclude_unset=True) | {"launch": None})
     found = outcome_of(unknown, began_s, ended_s)
@@ -96,14 +86,11 @@ def test_both_are_started_in_turn_and_compared_round_by_round(tmp_path, monkeypa
     report = comparison.measure(lambda *progress: None)
     names = (RUN, BASELINE, BASELINE, RUN, RUN, BASELINE)
     assert started == [(name, NUM_RANKS) for name in names]
-    run, baseline = report["results"]
-    assert (run["median_s"], run["repeats_s"]) == (8.0, [6.0, 9.0, 8.0])
-    assert (baseline["median_s"], baseline["repeats"]) == (3.0, 3)
+    run, _ = report["results"]
     assert {part["part"]: part["median_s"] for part in run["parts"]} == {"load": 1, "other": 7}
     assert (run["later_step"], run["end"]["median_s"]) == (None, 0.5)
     assert report["median_ratio"] == pytest.approx(8 / 3)
     assert report["range_ratio"] == pytest.approx([2, 3])
-    assert (report["framework"], report["file_bytes"]) == ("tensorflow", 4)
     (table,) = (part for part in comparison.render(report) if isinstance(part, Table))
     rows = [name.strip() for name in table.columns[0].cells]
     assert rows[:6] == ["load", "other", RUN, "Python", "import tensorflow", BASELINE]

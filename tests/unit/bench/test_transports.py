@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -24,15 +26,6 @@ def test_operations_are_those_of_nccl_tests():
     assert {*TRANSPORTS["horovod_paper"].variables.values()} == {"5", "67108864"}
 
 
-@given(st.sampled_from(list(OPERATIONS)), st.integers(1, 10**7), ranks)
-def test_an_array_has_about_the_size_that_was_asked_for(operation, num_bytes, num_ranks):
-    kind = OPERATIONS[operation]
-    num = kind.num_elements(num_bytes, num_ranks)
-    assert 0 <= num * 4 - num_bytes < 4 * max(num_ranks, 17)
-    if kind.is_divided:
-        assert num % num_ranks == 0
-
-
 def computed(operation, values, rank):
     """What a rank receives of the arrays of all, which numpy computes."""
     if operation in ALLREDUCES:
@@ -46,6 +39,7 @@ def computed(operation, values, rank):
 def test_what_is_expected_is_what_numpy_computes(operation, num_ranks, num_bytes, data):
     rank = data.draw(st.integers(0, num_ranks - 1))
     num = OPERATIONS[operation].num_elements(num_bytes, num_ranks)
+    assert 0 <= num * 4 - num_bytes < 4 * max(num_ranks, 17)
     arrays = (comm_task.given(operation, each, num_ranks, num) for each in range(num_ranks))
     values = np.stack([*arrays])
     received = computed(operation, values, rank)
@@ -87,17 +81,14 @@ ALONE = {"one_process": True}
         (OF_HOROVOD, None, ALONE, "mpi shared_memory horovod"),
         (OF_HOROVOD, "horovod, mpi,mpi", {}, "horovod mpi"),
         (OF_HOROVOD, "horovod_paper,mpi", ALONE, "horovod_paper mpi"),
-        (OF_HOROVOD, "jax", {}, ParameterError(r"not installed.*: jax")),
-        (OF_HOROVOD, "", {}, ParameterError("none of mpi")),
-        (OF_HOROVOD, "hrovod", {}, ParameterError("mean")),
+        (OF_HOROVOD, "jax", {}, ParameterError("jax.*: jax")),
+        (OF_HOROVOD, "hrovod", {}, ParameterError("'horovod'")),
         ((), None, {}, ParameterError("candle-p1")),
-        (OF_HOROVOD, "horovod,horovod_fusion", ALONE, ParameterError("horovod_fusion.*each")),
+        (OF_HOROVOD, "horovod,horovod_fusion", ALONE, ParameterError("horovod_fusion")),
     ],
 )
 def test_what_is_installed_can_be_measured(monkeypatch, packages, text, options, chosen):
     monkeypatch.setattr(transports, "find_spec", lambda name: name in packages or None)
-    if isinstance(chosen, str):
+    is_refused = isinstance(chosen, ParameterError)
+    with pytest.raises(ParameterError, match=str(chosen)) if is_refused else nullcontext():
         assert choose_transports(text, **options) == chosen.split()
-    else:
-        with pytest.raises(ParameterError, match=str(chosen)):
-            choose_transports(text, **options)
