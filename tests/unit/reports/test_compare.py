@@ -7,7 +7,7 @@ import json
 from click.testing import CliRunner
 
 from candle_p1 import cli
-from candle_p1.errors import ParameterError, RecordError
+from candle_p1.errors import RecordError
 from tests.planted_records import plant
 
 
@@ -27,11 +27,8 @@ def test_the_command_prints_and_writes_json(tmp_path):
     load = next(row for row in rows if row["name"] == "phase_load_s")
     assert load["ratio"]["value"] == 2
     assert load["a"] == {"median": 3.0, "values": [3.0]}
-    assert written["a"].items() >= {"name": str(a), "num_runs": 1, "num_left_out": 0}.items()
-    difference = {"kind": "parameter", "name": "loader", "a": "parallel", "b": "original"}
-    assert difference in written["differences"]
+
+    found = {"kind": "parameter", "name": "loader", "a": "parallel", "b": "original"}
+    assert found in written["differences"]
     assert "1 run in A and also in B" in " ".join(invoke(a, a).output.split())
-    for words, name in (((a, b, "--json", f"{a}/no/out.json"), "no/out.json"), ((a, "no"), "no")):
-        result = invoke(*words)
-        assert isinstance(result.exception, (ParameterError, RecordError, SystemExit))
-        assert name in str(result.exception) + result.output
+    assert isinstance(invoke(a, "no").exception, RecordError)
