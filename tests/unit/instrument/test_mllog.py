@@ -11,11 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from candle_p1.benchmark import find_benchmark
 from candle_p1.errors import ParameterError
+from candle_p1.instrument import tensorboard
 from candle_p1.instrument.epochs import Epoch
 from candle_p1.instrument.mllog import RunLog
 from candle_p1.instrument.phases import PhaseTimer
-from candle_p1.instrument.tensorboard import check_tensorboard
 from tests.mllog_check import check_mllog
 
 PARAMS = {"rng_seed": 7, "backward_passes_per_step": 2, "optimizer": "adam"}
@@ -34,28 +35,29 @@ SETTINGS = {
 
 @pytest.fixture
 def run(tmp_path):
-    """Returns a function that logs a run of some epochs, of 10 ms each; it returns the lines."""
+    """Logs a run of some epochs, of 10 ms each, and returns its phases.
 
-    def run(
-        path, num_epochs=2, metrics=None, error=None, first_epoch=0, state=None, checkpoint=None
-    ):
+    A run with an error has left a state in `states` after its second epoch.
+    """
+
+    def run(num_epochs=2, metrics=None, error=None, first_epoch=0, states=()):
         metrics = metrics or {"loss": 0.5, "val_loss": 0.6, "val_accuracy": 0.9}
         start_s = time.perf_counter()
         phases = PhaseTimer(begin=start_s)
-        with RunLog(path, "nt3", phases, start_s, first_epoch) as log:
+        with RunLog(tmp_path / "mllog.txt", "nt3", phases, start_s, first_epoch) as log:
             with phases("startup"):
                 time.sleep(0.01)
             log.begin()
             log.describe(PARAMS, PLAN, 280, 140)
             with phases("train"):
-                if state:
-                    log.restore_state(state)
+                if first_epoch:
+                    log.restore_state(states[0])
                 for number in range(1, num_epochs + 1):
                     begin_s = time.perf_counter() - start_s
                     time.sleep(0.015)
                     log.add_epoch(Epoch(begin_s, 0.01, []), 0.004, metrics)
-                    if checkpoint and number == checkpoint[0]:
-                        checkpoint[1](log.checkpoint_state())
+                    if error and number == 2:
+                        states.append(log.checkpoint_state())
             if error:
                 raise error
             with phases("evaluate"):
@@ -66,14 +68,14 @@ def run(tmp_path):
     return run
 
 
-def lines_of(path):
-    return [json.loads(line.split(" ", 1)[1]) for line in path.read_text().splitlines()]
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "mllog.txt"
 
 
-def test_a_log_has_the_format_and_the_times_of_the_run(run, tmp_path):
-    path = tmp_path / "mllog.txt"
+def test_a_log_has_the_format_and_the_times_of_the_run(run, path):
     before_ms = time.time() * 1e3
-    phases = run(path)
+    phases = run()
     lines = check_mllog(path.read_text())
     by_key = {line["key"]: line for line in lines}
     assert {key: by_key[key]["value"] for key in SETTINGS} == SETTINGS
@@ -84,9 +86,7 @@ def test_a_log_has_the_format_and_the_times_of_the_run(run, tmp_path):
     assert [(line["value"], line["metadata"]["samples"]) for line in accuracies] == [
         (0.9, "validation"), (0.9, "validation"), (0.95, "test"),
     ]  # fmt: skip
-    startup_ms, evaluate_ms = (
-        phases.phases[name,].seconds * 1e3 for name in ("startup", "evaluate")
-    )
+    startup_ms, evaluate_ms = (phases.phases[n,].seconds * 1e3 for n in ("startup", "evaluate"))
     for name, took_ms in (
         ("init", [startup_ms]),
         ("epoch", [10, 10]),
@@ -102,42 +102,13 @@ def test_a_log_has_the_format_and_the_times_of_the_run(run, tmp_path):
     assert by_key["run_stop"]["time_ms"] == by_key["eval_stop"]["time_ms"]
 
 
-def test_the_loss_is_logged_if_there_is_no_accuracy(run, tmp_path):
-    path = tmp_path / "mllog.txt"
-    run(path, metrics={"loss": 0.5, "val_loss": math.nan})
-    first = next(line for line in lines_of(path) if line["key"] == "eval_accuracy")
-    assert first["value"] is None
-    assert first["metadata"]["metric"] == "loss"
+def test_the_loss_is_logged_if_there_is_no_accuracy(run, path):
+    run(metrics={"loss": 0.5, "val_loss": math.nan})
+    lines = [json.loads(line.split(" ", 1)[1]) for line in path.read_text().splitlines()]
+    first = next(line for line in lines if line["key"] == "eval_accuracy")
+    assert (first["value"], first["metadata"]["metric"]) == (None, "loss")
 
 
-def test_a_run_that_fails_is_aborted(run, tmp_path):
-    path = tmp_path / "mllog.txt"
-    with pytest.raises(ValueError, match="no"):
-        run(path, error=ValueError("no"))
-    last = check_mllog(path.read_text())[-1]
-    assert last["metadata"]["status"] == "aborted"
-
-
-def test_without_a_path_nothing_is_written(run, tmp_path):
-    run(None)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_logs_for_tensorboard_need_tensorflow(monkeypatch):
-    from candle_p1.benchmark import find_benchmark
-    from candle_p1.instrument import tensorboard
-
-    benchmark = find_benchmark("nt3")
-    requested, not_requested = (
-        benchmark.read_parameters(argv) for argv in (["--tensorboard", "True"], [])
-    )
-    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
-    check_tensorboard(not_requested)
-    with pytest.raises(ParameterError, match=r"tensorboard True \(flag\)"):
-        check_tensorboard(requested)
-
-
-RULES = ("training_5.1.0", "hpc_3.0.0")
 OF_A_SUBMISSION = ("submission_", "cache_clear")
 """Keys that only a submission to MLPerf has."""
 
@@ -145,58 +116,59 @@ OF_A_SUBMISSION = ("submission_", "cache_clear")
 @pytest.mark.formats
 @pytest.mark.skipif(find_spec("mlperf_logging") is None, reason="mlperf-logging is not installed")
 @pytest.mark.filterwarnings("ignore")  # its own
-@pytest.mark.parametrize("rules", RULES)
-def test_mlperfs_own_checker_accepts_a_log(run, tmp_path, rules):
+@pytest.mark.parametrize("rules", ["training_5.1.0", "hpc_3.0.0"])
+def test_mlperfs_own_checker_accepts_a_log(run, path, tmp_path, rules):
     import yaml
     from mlperf_logging.compliance_checker import mlp_compliance, mlp_parser
 
-    path = tmp_path / "mllog.txt"
-    run(path)
+    run()
     lines, errors = mlp_parser.parse_file(str(path), ruleset="5.1.0")
     assert (len(lines), errors) == (len(path.read_text().splitlines()), [])
 
     config = Path(mlp_compliance.__file__).parent / rules / "common.yaml"
     every = yaml.load(config.read_text(), Loader=yaml.BaseLoader)
-    kept = [
-        rule
-        for rule in every
-        if not rule.get("KEY", {"NAME": ""})["NAME"].startswith(OF_A_SUBMISSION)
-    ]
+    name = {"NAME": ""}
+    kept = [r for r in every if not r.get("KEY", name)["NAME"].startswith(OF_A_SUBMISSION)]
     # The rule of submission_division sets how long the initialization may take: 30 minutes.
     begin = next(rule["BEGIN"] for rule in kept if "BEGIN" in rule)
     begin["CODE"] = begin["CODE"].replace("'compile_time_mins': 0", "'compile_time_mins': 30")
     own = tmp_path / "rules.yaml"
     own.write_text(yaml.dump(kept))
 
-    def accepts(log):
+    def is_accepted():
         checker = mlp_compliance.make_checker(rules.split("_")[0], "5.1.0", False, True)
-        return checker.check_file(str(log), str(own))
+        return checker.check_file(str(path), str(own))
 
-    assert accepts(path)
-    broken = tmp_path / "broken.txt"
+    assert is_accepted()
     text = path.read_text().splitlines(keepends=True)
-    broken.write_text("".join(line for line in text if '"run_stop"' not in line))
-    assert not accepts(broken)
+    path.write_text("".join(line for line in text if '"run_stop"' not in line))
+    assert not is_accepted()
 
 
-def test_a_continued_run_goes_on_with_its_log_as_it_was_at_the_checkpoint(run, tmp_path):
+def test_a_killed_run_is_aborted_and_goes_on_with_its_log_as_it_was_at_the_checkpoint(run, path):
     """It starts once, and logs no epoch twice, however its segments ended."""
-    path = tmp_path / "mllog.txt"
     states = []
     with pytest.raises(ValueError, match="killed"):
-        run(path, num_epochs=3, error=ValueError("killed"), checkpoint=(2, states.append))
-    run(path, first_epoch=2, state=states[0])
+        run(3, error=ValueError("killed"), states=states)
+    assert check_mllog(path.read_text())[-1]["metadata"]["status"] == "aborted"
+    run(first_epoch=2, states=states)
     lines = check_mllog(path.read_text())
     numbers = [line["metadata"]["epoch_num"] for line in lines if line["key"] == "epoch_start"]
     assert numbers == [1, 2, 3, 4]
+
+
+def test_logs_for_tensorboard_need_tensorflow(monkeypatch):
+    read = find_benchmark("nt3").read_parameters
+    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
+    tensorboard.check_tensorboard(read([]))
+    with pytest.raises(ParameterError, match=r"tensorboard True \(flag\)"):
+        tensorboard.check_tensorboard(read(["--tensorboard", "True"]))
 
 
 def test_a_continued_run_repeats_no_epoch_for_tensorboard(tmp_path):
     pytest.importorskip("tensorboard")
     import keras
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    from candle_p1.instrument.tensorboard import epoch_logs
 
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
@@ -209,16 +181,16 @@ def test_a_continued_run_repeats_no_epoch_for_tensorboard(tmp_path):
         for epoch in epochs:
             logs.on_epoch_end(epoch, {"loss": 1.0, "val_loss": 2.0})
 
-    train(first := epoch_logs(tmp_path), 0, 1)
+    train(first := tensorboard.epoch_logs(tmp_path), 0, 1)
     state = first.checkpoint_state()
-    train(epoch_logs(tmp_path, is_continued=True), 2)  # by a segment that saved nothing
+    train(tensorboard.epoch_logs(tmp_path, is_continued=True), 2)  # by a segment that saved nothing
     first.on_epoch_end(2, {"loss": 1.0})
-    train(second := epoch_logs(tmp_path, is_continued=True), 2, 3, state=state)
+    train(second := tensorboard.epoch_logs(tmp_path, is_continued=True), 2, 3, state=state)
     second.checkpoint_state()
     for name in ("train", "validation"):
         events = EventAccumulator(str(tmp_path / name)).Reload()
         for tag in (tags := events.Tags()["tensors"]):
             assert [event.step for event in events.Tensors(tag)] == [0, 1, 2, 3]
         assert tags
-    epoch_logs(tmp_path)
+    tensorboard.epoch_logs(tmp_path)
     assert not list(tmp_path.rglob("events*"))

@@ -31,27 +31,22 @@ class Clock:
         return self.now_s
 
 
-class Recorded(PowerSource):
-    """Gives values, or raises errors, one after the other."""
+class Source(PowerSource):
+    """Gives values, or raises errors, one after the other; from functions of time, if given."""
 
-    def __init__(self, channel, values):
-        self.channels, self._values = [channel], iter(values)
+    def __init__(self, channels, clock=None):
+        self.channels, self._clock, self._values = list(channels), clock, dict(channels)
 
     def read(self, channel):
-        value = next(self._values)
+        values = self._values[channel]
+        value = values(self._clock()) if self._clock else values.pop(0)
         if isinstance(value, Exception):
             raise value
         return value
 
 
-class Function(PowerSource):
-    """Reads functions of time."""
-
-    def __init__(self, clock, functions):
-        self.channels, self._clock, self._functions = list(functions), clock, functions
-
-    def read(self, channel):
-        return self._functions[channel](self._clock())
+def gauge(clock):
+    return Source({GAUGE: lambda t: 300_000}, clock)
 
 
 def sample(sources, clock, num, hz=10.0):
@@ -60,6 +55,11 @@ def sample(sources, clock, num, hz=10.0):
         sampler.sample()
         clock.now_s += 1 / hz
     return sampler
+
+
+def sampled(channel, values):
+    """Returns a sampler that has read a channel's values, ten of them a second."""
+    return sample([Source({channel: list(values)})], Clock(), len(values))
 
 
 def energies_of(sampler, begin_s, end_s):
@@ -71,8 +71,8 @@ GONE = SensorError("energy_uj: No such file or directory")
 
 def test_a_sensor_that_disappears_ends_its_trace_and_nothing_else():
     clock = Clock()
-    lost = Recorded(COUNTER, [*np.arange(20.0), *[GONE] * 30])
-    sampler = sample([lost, Function(clock, {GAUGE: lambda t: 300_000})], clock, 50)
+    lost = Source({COUNTER: [*np.arange(20.0), *[GONE] * 30]})
+    sampler = sample([lost, gauge(clock)], clock, 50)
     energies = energies_of(sampler, 100, 101.9), energies_of(sampler, 100, 104.9)
     assert [energy[COUNTER].kind for energy in energies] == ["measured", "absent"]
     assert energies[0][COUNTER].energy_j == pytest.approx(19)
@@ -81,15 +81,14 @@ def test_a_sensor_that_disappears_ends_its_trace_and_nothing_else():
 
 
 def test_single_failed_readings_are_left_out():
-    values = [float(k) for k in range(50)]
-    values[20] = values[21] = GONE
-    energy = energies_of(sample([Recorded(COUNTER, values)], Clock(), 50), 100, 104.9)[COUNTER]
+    values = [*range(20), GONE, GONE, *range(22, 50)]
+    energy = energies_of(sampled(COUNTER, values), 100, 104.9)[COUNTER]
     assert (energy.energy_j, energy.num_samples) == (pytest.approx(49), 48)
 
 
 @pytest.mark.parametrize("value", [-1.0, nan, inf, ZeroDivisionError("bug")])
 def test_impossible_values_are_failures(value):
-    sampler = sample([Recorded(GAUGE, [300_000.0] * 10 + [value] * 40)], Clock(), 50)
+    sampler = sampled(GAUGE, [300_000.0] * 10 + [value] * 40)
     assert energies_of(sampler, 100, 100.9)[GAUGE].kind == "measured"
     after = energies_of(sampler, 100, 104.9)[GAUGE]
     assert (after.kind, after.energy_j) == ("absent", None)
@@ -97,36 +96,30 @@ def test_impossible_values_are_failures(value):
 
 
 def test_energy_is_absent_after_a_counter_is_reset():
-    sampler = sample([Recorded(COUNTER, [*range(900, 925), *range(25)])], Clock(), 50)
-    before, over, after = (
-        energies_of(sampler, 100 + begin, 100 + end)[COUNTER].energy_j
-        for begin, end in ((0, 2.4), (0, 4.9), (3, 4.9))
-    )
-    assert (before, over, after) == (pytest.approx(24), None, None)
+    sampler = sampled(COUNTER, [*range(900, 925), *range(25)])
+    bounds_s = ((100, 102.4), (100, 104.9), (103, 104.9))
+    energies_j = [energies_of(sampler, *each)[COUNTER].energy_j for each in bounds_s]
+    assert energies_j == [pytest.approx(24), None, None]
 
 
 @pytest.mark.parametrize("step_s", [-0.5, -1000.0, 5.0])
 def test_a_step_of_the_clock_does_not_give_a_wrong_energy(step_s):
     clock = Clock()
-    source = Function(clock, {GAUGE: lambda t: 300_000})
-    sampler = Sampler([source], 10, clock)
-    for k in range(100):
+    sampler = sample([gauge(clock)], clock, 50)
+    clock.now_s += step_s - 0.1
+    for _ in range(50):
         sampler.sample()
-        clock.now_s += 0.1 if k != 49 else step_s
+        clock.now_s += 0.1
     end_s = clock.now_s - 0.1
     found = energies_of(sampler, 100, end_s)[GAUGE]
-    if step_s == -1000:
-        assert found.energy_j is None
-    else:
-        assert found.energy_j == pytest.approx(300 * (end_s - 100), rel=1e-3)
-    if step_s > 0:
-        assert found.kind == "estimated"
+    expected_j = None if step_s == -1000 else pytest.approx(300 * (end_s - 100), rel=1e-3)
+    assert found.energy_j == expected_j
+    assert (found.kind == "estimated") == (step_s > 0)
     assert bool(sampler.notes) == (step_s < 0)
 
 
 def test_a_source_that_cannot_start_is_absent(monkeypatch):
-    clock = Clock()
-    source = Function(clock, {GAUGE: lambda t: 300_000})
+    source = gauge(Clock())
     monkeypatch.setattr(source, "start", lambda: 1 / 0)
     with Sampler([source], 100) as sampler:
         pass
@@ -136,9 +129,8 @@ def test_a_source_that_cannot_start_is_absent(monkeypatch):
 
 
 def test_the_thread_samples_from_start_to_stop_at_its_rate():
-    source = Function(time.perf_counter, {GAUGE: lambda t: 300_000})
     begin_s = time.perf_counter()
-    with Sampler([source], 200) as sampler:
+    with Sampler([gauge(time.perf_counter)], 200) as sampler:
         time.sleep(0.3)
     end_s = time.perf_counter()
     (trace,) = sampler.traces()
@@ -160,7 +152,7 @@ def test_a_sensor_that_does_not_answer_does_not_delay_the_run(monkeypatch):
             hang.wait(10)
         return 1.0
 
-    sampler = Sampler([Function(time.perf_counter, {GAUGE: read})], 100)
+    sampler = Sampler([Source({GAUGE: read}, time.perf_counter)], 100)
     sampler.start()
     asked.wait()
     sampler.stop()
@@ -170,7 +162,7 @@ def test_a_sensor_that_does_not_answer_does_not_delay_the_run(monkeypatch):
 
 def test_absent_devices_have_empty_traces():
     clock = Clock()
-    source = Function(clock, {GAUGE: lambda t: 300_000})
+    source = gauge(clock)
     source.absent = {COUNTER: "the card is divided by MIG"}
     found = energies_of(sample([source], clock, 10), 100, 100.9)
     assert found[GAUGE].kind == "measured"
@@ -193,15 +185,10 @@ CHANNELS = st.builds(
 @given(st.dictionaries(CHANNELS, st.tuples(TIMES_S, st.integers(0)), min_size=1, max_size=4))
 def test_a_file_preserves_traces_bit_for_bit(tmp_path_factory, samples):
     path = tmp_path_factory.mktemp("power") / "power.csv"
-    traces = [
-        Trace(
-            channel,
-            np.array(times_s),
-            np.random.default_rng(seed).uniform(0, 1e6, len(times_s)),
-            0.1,
-        )
-        for channel, (times_s, seed) in samples.items()
-    ]
+    traces = []
+    for channel, (times_s, seed) in samples.items():
+        values = np.random.default_rng(seed).uniform(0, 1e6, len(times_s))
+        traces.append(Trace(channel, np.array(times_s), values, 0.1))
     write_traces(path, traces, node=3, start_s=0.0)
     for found, written in zip(read_traces(path), traces, strict=True):
         assert found.channel == written.channel
@@ -214,7 +201,7 @@ def recording(tmp_path):
     """A file of 60 s: a package at 100 W and a GPU that rises to 300 W."""
     clock = Clock()
     functions = {COUNTER: lambda t: 100 * t, GAUGE: lambda t: 1e3 * min(300, 5 * (t - 100))}
-    sampler = sample([Function(clock, functions)], clock, 601)
+    sampler = sample([Source(functions, clock)], clock, 601)
     path = tmp_path / "power-0000.csv"
     write_traces(path, sampler.traces(), node=0, start_s=100.0)
     return path
@@ -269,12 +256,9 @@ def test_a_recording_is_a_regular_file_without_control_sequences(tmp_path):
     ("content", "line"),
     [
         ("", None),
-        ("a,b\n1,2\n", None),
         (HEADER, None),
         (HEADER + LINE.replace("5.0", "x"), 2),
         (HEADER + LINE.replace("5.0", "nan"), 2),
-        (HEADER + LINE.replace("5.0", "1e300"), 2),
-        (HEADER + LINE.replace("0.1", "nan"), 2),
         (HEADER + LINE.replace("0.1", "-1"), 2),
         (HEADER + LINE.replace("energy", "joule"), 2),
         (HEADER + LINE.replace("node,cray", "rack,cray"), 2),
@@ -290,5 +274,3 @@ def test_files_that_are_not_recordings_are_refused(tmp_path, content, line):
     with pytest.raises(DataError) as raised:
         read_traces(path)
     assert (raised.value.path, raised.value.line) == (str(path), line)
-    with pytest.raises(SensorError, match=str(path)):
-        ReplaySource(path)

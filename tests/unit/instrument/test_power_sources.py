@@ -27,16 +27,10 @@ def values(source):
 @pytest.fixture
 def powercap(tmp_path):
     """Two packages with memory, and all that must not be added to them."""
-    zones = {
-        "intel-rapl:0": "package-0",
-        "intel-rapl:0:0": "core",
-        "intel-rapl:0:1": "uncore",
-        "intel-rapl:0:2": "dram",
-        "intel-rapl:1": "package-1",
-        "intel-rapl:1:0": "dram",
-        "intel-rapl:2": "psys",
-        "intel-rapl-mmio:0": "package-0",
-    }
+    names = {"0": "package-0", "0:0": "core", "0:1": "uncore", "0:2": "dram", "1": "package-1"}
+    names |= {"1:0": "dram", "2": "psys"}
+    zones = {f"intel-rapl:{zone}": name for zone, name in names.items()}
+    zones["intel-rapl-mmio:0"] = "package-0"
     for number, (zone, name) in enumerate(zones.items(), start=1):
         (tmp_path / zone).mkdir()
         (tmp_path / zone / "name").write_text(f"{name}\n")
@@ -53,6 +47,9 @@ def test_rapl_reads_packages_and_their_memory_once(powercap):
     assert [channel.domain for channel in source.channels] == ["cpu", "memory", "cpu", "memory"]
     count_uj = HIGHEST_UJ / (2**32 - 1)
     assert {channel.modulus for channel in source.channels} == {round(2**32 * count_uj)}
+    (powercap / "intel-rapl:0:2/energy_uj").unlink()
+    assert isinstance(values(source)["dram-0"], SensorError)
+    assert values(source) | {"dram-0": 4e6} == found
 
 
 def test_dies_that_show_the_counter_of_their_package_are_counted_once(powercap):
@@ -77,20 +74,12 @@ def test_rapl_without_permission_says_how_to_allow_it(powercap, monkeypatch):
         RaplSource(powercap)
 
 
-@pytest.mark.parametrize("root", [".", "psys", "nowhere"])
+@pytest.mark.parametrize("root", ["psys", "nowhere"])
 def test_rapl_without_packages_is_absent(tmp_path, root):
     (tmp_path / "psys/intel-rapl:0").mkdir(parents=True)
     (tmp_path / "psys/intel-rapl:0/name").write_text("psys")
-    with pytest.raises(SensorError):
+    with pytest.raises(SensorError, match=str(tmp_path)):
         RaplSource(tmp_path / root)
-
-
-def test_a_zone_that_disappears_fails_alone(powercap):
-    source = RaplSource(powercap)
-    (powercap / "intel-rapl:0:2/energy_uj").unlink()
-    found = values(source)
-    assert isinstance(found.pop("dram-0"), SensorError)
-    assert found == {"package-0": 1e6, "package-1": 5e6, "dram-1": 6e6}
 
 
 COUNTERS = {
@@ -122,8 +111,11 @@ def test_cray_reads_the_node_and_its_parts(pm_counters):
         "memory": ("memory", "power", 0.1),
         "accel0": ("gpu", "energy", 0.1),
     }
-    found = {"node": 81234567, "cpu": 21234567, "memory": 35, "accel0": 31234567}
-    assert values(source) == found
+    counted = {"node": 81234567, "cpu": 21234567, "memory": 35, "accel0": 31234567}
+    assert values(source) == counted
+    for malformed in ("", "12", "abc J 1 us", "81234567 W 1 us"):
+        (pm_counters / "energy").write_text(malformed)
+        assert isinstance(values(source)["node"], SensorError)
 
 
 def test_cray_counters_that_are_no_longer_updated_fail(pm_counters):
@@ -135,13 +127,6 @@ def test_cray_counters_that_are_no_longer_updated_fail(pm_counters):
     assert all(isinstance(value, SensorError) for value in values(source).values())
     (pm_counters / "freshness").write_text("4712\n")
     assert values(source)["node"] == 81234567
-
-
-@pytest.mark.parametrize("text", ["", "12", "abc J 1 us", "81234567 W 1 us"])
-def test_malformed_cray_counters_fail(pm_counters, text):
-    source = CraySource(pm_counters)
-    (pm_counters / "energy").write_text(text)
-    assert isinstance(values(source)["node"], SensorError)
 
 
 @pytest.mark.parametrize("root", [".", "nowhere"])
@@ -157,12 +142,9 @@ H100 = ["H100"] * 4
 @pytest.mark.parametrize(
     ("value", "indices"),
     [
-        ("0,2", [0, 2]),
         ("3, 1", [3, 1]),
-        ("GPU-cc", [2]),
-        ("GPU-dd44,0", [3, 0]),
+        ("GPU-dd44,0,GPU-cc", [3, 0, 2]),
         ("", []),
-        ("-1", []),
         ("0,-1,2", [0]),  # up to the first that matches none
         ("0,7,2", [0]),
         ("1,GPU-a,2", [1]),  # two UUIDs begin like this
@@ -175,19 +157,16 @@ def test_visible_gpus_are_read_as_cuda_reads_them(value, indices):
 @pytest.mark.parametrize(
     ("ranks", "positions", "indices"),
     [
-        ([{}], None, [0]),
         ([{}, {}, {}], None, [0, 1, 2]),
         ([{}, {}], [3, 1], [1, 3]),
         ([{"CUDA_VISIBLE_DEVICES": str(k)} for k in range(4)], None, [0, 1, 2, 3]),  # jsrun -g1
-        ([{"CUDA_VISIBLE_DEVICES": "2,3"}] * 2, None, [2, 3]),
-        ([{"CUDA_VISIBLE_DEVICES": "2"}] * 3, None, [2]),  # ranks that share one
+        ([{"CUDA_VISIBLE_DEVICES": "2,3"}] * 3, None, [2, 3]),  # ranks that share one
         ([{"CUDA_VISIBLE_DEVICES": ""}], None, []),
         ([{}], [], []),
     ],
 )
 def test_the_gpus_of_a_job_are_those_its_ranks_compute_on(ranks, positions, indices):
-    job = JobGpus(ranks, positions)
-    assert job.choose(UUIDS, H100, gpus.NVIDIA) == indices
+    assert JobGpus(ranks, positions).choose(UUIDS, H100, gpus.NVIDIA) == indices
 
 
 @pytest.mark.parametrize(
@@ -199,8 +178,10 @@ def test_the_gpus_of_a_job_are_those_its_ranks_compute_on(ranks, positions, indi
         ({"CUDA_VISIBLE_DEVICES": "3"}, 3),  # HIP reads it too
     ],
 )
-def test_hip_selects_among_what_rocr_has_left(settings, index):
-    assert JobGpus([settings]).choose(UUIDS, ["MI300X", "MI210"] * 2, gpus.AMD) == [index]
+def test_hip_selects_among_what_rocr_has_left(monkeypatch, settings, index):
+    monkeypatch.setattr(gpus, "os", SimpleNamespace(environ=settings))
+    job = JobGpus([visible_here()])
+    assert job.choose(UUIDS, ["MI300X", "MI210"] * 2, gpus.AMD) == [index]
 
 
 def test_numbers_of_different_gpus_are_ambiguous():
@@ -213,11 +194,6 @@ def test_numbers_of_different_gpus_are_ambiguous():
         {"CUDA_VISIBLE_DEVICES": "GPU-ab22"},
     ):
         assert JobGpus([settings]).choose(UUIDS, models, gpus.NVIDIA) == [1]
-
-
-def test_a_rank_reports_its_environment(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert visible_here()["CUDA_VISIBLE_DEVICES"] == "1"
 
 
 class NVMLError(Exception):
@@ -318,23 +294,21 @@ def test_a_lost_gpu_hides_and_renumbers_no_other(install_nvml, card, visible, ch
 
 
 @pytest.mark.parametrize(
-    ("reading", "reads"), [("energy", 5_000_000), ("power", 600_000), ("no power", None)]
+    ("reading", "module_mw", "reads"),
+    [("energy", 1, 5_000_000), ("power", 600_000, 600_000), ("power", 0, None)],
 )
-def test_the_counter_of_a_grace_hopper_is_that_of_its_module(install_nvml, reading, reads):
-    module_mw = 600_000 if reads else 0
+def test_the_counter_of_a_grace_hopper_is_that_of_its_module(
+    install_nvml, reading, module_mw, reads
+):
     install_nvml(H100_CARD | {"name": "NVIDIA GH200 480GB", (185, 1): module_mw})
-    source = NvmlSource(JobGpus(), (reading.split()[-1],))
+    source = NvmlSource(JobGpus(), (reading,))
     assert values(source) == ({} if reads is None else {"module:GPU-aa11": reads})
     assert {each.domain for each in [*source.channels, *source.absent]} == {"module"}
 
 
 @pytest.mark.parametrize(
     ("card", "reason"),
-    [
-        (H100_CARD | {"mig": (1, 1)}, "MIG"),
-        ({"energy": DENIED}, "Not Supported"),
-        ({"mig": (0, 0)}, "Not Supported"),
-    ],
+    [(H100_CARD | {"mig": (1, 1)}, "MIG"), ({"energy": DENIED}, "Not Supported")],
 )
 def test_a_card_that_shows_nothing_of_this_job_is_absent(install_nvml, card, reason):
     install_nvml(card)
@@ -348,7 +322,7 @@ def test_a_card_that_shows_nothing_of_this_job_is_absent(install_nvml, card, rea
 @pytest.mark.parametrize("visible", ["MIG-6f1a", ""])
 def test_nvml_is_closed_if_there_is_nothing_to_read(install_nvml, visible):
     nvml = install_nvml(H100_CARD)
-    with pytest.raises(SensorError, match=f"{visible}|NVIDIA"):
+    with pytest.raises(SensorError, match=visible or "NVIDIA"):
         NvmlSource(JobGpus([{"CUDA_VISIBLE_DEVICES": visible}]))
     assert nvml.num_open == 0
 
@@ -372,13 +346,6 @@ def test_nvml_that_cannot_be_used_is_absent(install_nvml, name):
     assert nvml.num_open == 0
 
 
-def test_a_card_that_is_lost_fails(install_nvml):
-    nvml = install_nvml(dict(H100_CARD))
-    source = NvmlSource(JobGpus())
-    nvml.cards["GPU-aa11"]["energy"] = NVMLError("GPU is lost")
-    assert "GPU is lost" in str(values(source)["gpu:GPU-aa11"])
-
-
 @pytest.fixture
 def install_amd(monkeypatch):
     """Installs an AMD SMI with cards that use 300 W."""
@@ -386,6 +353,10 @@ def install_amd(monkeypatch):
     def install(num_cards, power, counts_per_joule, key="energy_accumulator"):
         def count_open(change):
             smi.num_open += change
+
+        def counted():
+            count = int(smi.now_s * 300 * counts_per_joule)
+            return {key: count, "counter_resolution": 15.259}
 
         def sleep(seconds):
             smi.now_s += seconds
@@ -400,14 +371,11 @@ def install_amd(monkeypatch):
             amdsmi_get_gpu_device_uuid=lambda handle: f"uuid-{handle}",
             amdsmi_get_gpu_asic_info=lambda handle: {"market_name": "MI300X"},
             amdsmi_get_power_info=lambda handle: power,
-            amdsmi_get_energy_count=lambda handle: {
-                key: int(smi.now_s * 300 * counts_per_joule),
-                "counter_resolution": 15.259,
-            },
+            amdsmi_get_energy_count=lambda handle: counted(),
         )
         monkeypatch.setitem(sys.modules, "amdsmi", smi)
-        monkeypatch.setattr(amd.time, "sleep", sleep)
-        monkeypatch.setattr(amd.time, "perf_counter", lambda: smi.now_s)
+        clock = SimpleNamespace(sleep=sleep, perf_counter=lambda: smi.now_s)
+        monkeypatch.setattr(amd, "time", clock)
         return smi
 
     return install
@@ -429,8 +397,7 @@ def test_amd_reads_the_counter_in_its_own_unit(install_amd, key):
 def test_amd_does_not_trust_a_counter_that_contradicts_the_power(install_amd, wrong_by):
     install_amd(1, {"current_socket_power": "N/A", "average_socket_power": 290}, wrong_by * 65536)
     source = AmdSource(JobGpus())
-    (channel,) = source.channels
-    assert (channel.reading, channel.unit) == ("power", 1.0)
+    assert [(channel.reading, channel.unit) for channel in source.channels] == [("power", 1.0)]
     assert list(source.sample()) == [290]
 
 
@@ -453,33 +420,28 @@ def test_a_lost_amd_card_hides_and_renumbers_no_other(install_amd, lost):
     assert list(source.absent.values()) == ["1"]
 
 
-def test_amd_smi_that_finds_no_card_is_absent(install_amd):
-    smi = install_amd(0, {}, 0)
-    with pytest.raises(SensorError, match="AMD"):
-        AmdSource(JobGpus())
-    assert smi.num_open == 0
-
-
 @pytest.mark.parametrize("names", ["nvlm", "rapl,auto", "rapl,rapl", "replay:", ""])
 def test_wrong_names_are_refused(names):
     with pytest.raises(ParameterError, match="power: "):
         check_names(names)
 
 
-def test_auto_opens_what_is_available(powercap, monkeypatch):
+@pytest.fixture
+def only_rapl(powercap, monkeypatch):
     monkeypatch.setitem(choose.SENSORS, "rapl", lambda job: RaplSource(powercap))
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setitem(sys.modules, "amdsmi", None)
+    for package in ("pynvml", "amdsmi"):
+        monkeypatch.setitem(sys.modules, package, None)
+
+
+def test_auto_opens_what_is_available(only_rapl):
     opened = open_sources("auto", JobGpus())
     assert [type(source) for source in opened.sources] == [RaplSource]
     assert list(opened.absent) == ["nvml", "cray", "amd"]
 
 
-def test_a_source_requested_by_name_must_be_available(powercap, monkeypatch, tmp_path):
+def test_a_source_requested_by_name_must_be_available(only_rapl, monkeypatch, tmp_path):
     stopped = []
-    monkeypatch.setitem(choose.SENSORS, "rapl", lambda job: RaplSource(powercap))
     monkeypatch.setattr(RaplSource, "stop", lambda source: stopped.append(source))
-    monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(ParameterError, match=r"power nvml: "):
         open_sources("rapl,nvml", JobGpus())
     assert len(stopped) == 1

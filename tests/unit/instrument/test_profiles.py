@@ -2,12 +2,7 @@ from __future__ import annotations
 
 import pstats
 
-from candle_p1.instrument.profiles import (
-    CallProfile,
-    merge_profiles,
-    write_profile,
-    write_profile_table,
-)
+from candle_p1.instrument import profiles
 from tools.simulated import SimulatedJob
 
 
@@ -18,31 +13,20 @@ def called():
 def test_profiles_of_all_ranks_are_merged_on_the_way_to_rank_0(tmp_path):
     statistics = []
     for num_calls in (1, 2, 3, 4, 5):
-        profile = CallProfile(True)
+        profile = profiles.CallProfile(True)
         with profile.running():
             for _ in range(num_calls):
                 called()
         statistics.append(profile.statistics())
 
     def work(comm):
-        write_profile(tmp_path, comm.rank, statistics[comm.rank])
-        return comm.reduce(statistics[comm.rank], merge_profiles)
+        profiles.write_profile(tmp_path, comm.rank, statistics[comm.rank])
+        return comm.reduce(statistics[comm.rank], profiles.merge_profiles)
 
     merged, *others = SimulatedJob(5).run(work)
     assert others == [None] * 4
-    write_profile_table(tmp_path, merged)
-    (line,) = [
-        line
-        for line in (tmp_path / "profile/top.txt").read_text().splitlines()
-        if "(called)" in line
-    ]
-    assert line.split()[0] == "15"
+    profiles.write_profile_table(tmp_path, merged)
+    lines = (tmp_path / "profile/top.txt").read_text().splitlines()
+    assert [line.split()[0] for line in lines if "(called)" in line] == ["15"]
     fourth = pstats.Stats(str(tmp_path / "profile/rank-0003.prof")).stats
     assert [counts[0] for name, counts in fourth.items() if name[2] == "called"] == [4]
-
-
-def test_a_run_that_is_not_profiled_has_no_statistics():
-    profile = CallProfile(False)
-    with profile.running():
-        called()
-    assert profile.statistics() is None

@@ -25,15 +25,10 @@ def test_reads_are_logged_from_any_thread_and_only_into_its_log():
 
     def be_another_rank():
         with reading.active(other):
-            reading.current().zero_s = 9.0
             read(reading.current())
 
-    with reading.current().noted(1):
-        pass
     with reading.active(log):
-        reading.current().zero_s = 5.0
-        here = reading.current()
-        threads = [threading.Thread(target=read, args=[here]) for _ in range(3)]
+        threads = [threading.Thread(target=read, args=[reading.current()]) for _ in range(3)]
         threads.append(threading.Thread(target=be_another_rank))
         for thread in threads:
             thread.start()
@@ -41,11 +36,11 @@ def test_reads_are_logged_from_any_thread_and_only_into_its_log():
             thread.join()
         with pytest.raises(ZeroDivisionError), reading.current().noted(7):
             raise ZeroDivisionError
-    reading.current().zero_s = 7.0
-    assert (log.zero_s, other.zero_s) == (5.0, 9.0)
-    assert [read.num_bytes for read in log.reads] == [20] * 3
+    read(reading.current())
+    assert [each.num_bytes for each in log.reads] == [20] * 3
     assert len(other.reads) == 1
-    assert all(read.begin_s <= read.end_s for read in log.reads)
+    assert all(each.begin_s <= each.end_s for each in log.reads)
+    assert len(log.since_zero()) == 0, "without a common moment"
 
 
 def test_ranks_that_read_at_the_same_time():
@@ -60,11 +55,6 @@ def test_ranks_that_read_at_the_same_time():
     half = NUM_INTERVALS // 2
     assert facts.num_ranks == pytest.approx([1] * half + [2] * half)
     assert facts.bytes_per_s == pytest.approx([100] * half + [150] * half)
-
-
-def test_without_reads_or_a_common_moment_there_is_nothing_to_say():
-    assert summarize_reading([logged(), logged()], zero_s=0) is None
-    assert len(ReadLog(None, [Read(1, 2, 3)]).since_zero()) == 0
 
 
 TIMES = st.floats(0, 1000).map(lambda time_s: round(time_s, 6))
