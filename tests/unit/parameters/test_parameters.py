@@ -4,8 +4,6 @@ import copy
 import os
 import pickle
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from candle_p1.errors import ParameterError
 from candle_p1.parameters.catalog import PARAMETERS, role_of
 from candle_p1.parameters.declaration import Declaration
 from candle_p1.parameters.parameter import Origin, Parameter, Role
-from candle_p1.parameters.parameter_set import EditableParameters, ParameterSet
+from candle_p1.parameters.parameter_set import EditableParameters
 
 NT3_OWN = (
     Parameter("classes", int, 2, "number of classes", minimum=2),
@@ -78,31 +76,21 @@ def scratch(tmp_path_factory):
     ("argv", "name", "value"),
     [
         ("--epochs=8", "epochs", 8),
-        ("-e 8", "epochs", 8),
         ("-e=8", "epochs", 8),
         ("-e 8 --epochs 9", "epochs", 9),
         ("-lr 0.01", "learning_rate", 0.01),
-        ("-lr=1e-2", "learning_rate", 0.01),
         ("--learning_rate None", "learning_rate", None),
         ("-l -", "logfile", "-"),
         ("--conv 64 20 1 --epochs 8", "conv", [64, 20, 1]),
-        ("--conv None", "conv", None),
         ("--pool 10", "pool", [10]),
         ("--min_logconc -1e-3", "min_logconc", -0.001),
-        ("--min_logconc -.5", "min_logconc", -0.5),
         ("--min_logconc=-.5", "min_logconc", -0.5),
         ("--run_id -5", "run_id", "-5"),
         ("--run_id=-x", "run_id", "-x"),
-        ("--validation_split=0.2", "val_split", 0.2),
         ("-epochs 8", "epochs", 8),
         ("--epoch 8", "epochs", 8),  # epochs_scaling is not CANDLE's
-        ("--learn=0.1", "learning_rate", 0.1),
-        ("--shuffle", "shuffle", True),
         ("-v --epochs 8", "verbose", True),
-        *[
-            (f"--shuffle {word}", "shuffle", True)
-            for word in ("True", "TRUE", "t", "yes", "y", "1")
-        ],
+        *[(f"--shuffle {word}", "shuffle", True) for word in ("TRUE", "t", "yes", "y", "1")],
         *[(f"-v {word}", "verbose", False) for word in ("False", "f", "no", "n", "0")],
     ],
 )
@@ -116,16 +104,13 @@ def test_flags_set_parameters(model_file, argv, name, value):
 def test_a_config_file_is_found_in_the_working_directory_or_beside_the_model_file(
     model_file, tmp_path, monkeypatch
 ):
-    (tmp_path / "both.txt").write_text("[Global_Params]\nepochs=1\n")
-    (tmp_path / "beside.txt").write_text("[Global_Params]\nepochs=2\n")
     here = tmp_path / "here"
     here.mkdir()
-    (here / "both.txt").write_text("[Global_Params]\nepochs=3\n")
     monkeypatch.chdir(here)
+    for path, epochs in (("both.txt", 1), ("beside.txt", 2), ("here/both.txt", 3)):
+        (tmp_path / path).write_text(f"[Global_Params]\nepochs={epochs}\n")
     assert NT3.parse(["--config_file", "beside.txt"], model_file)["epochs"] == 2
     assert NT3.parse(["--config_file", "both.txt"], model_file)["epochs"] == 3
-    with pytest.raises(ParameterError, match=r"^parameter file neither\.txt: it does not exist"):
-        NT3.parse(["--config_file", "neither.txt"], model_file)
 
 
 def test_values_may_be_written_in_all_forms_of_literals(tmp_path):
@@ -146,14 +131,18 @@ def test_values_may_be_written_in_all_forms_of_literals(tmp_path):
         + b"[Global_Params]\nverbose = True\n"
     )
     params = NT3.parse([], path)
-    assert params["conv"] == [128, 20, 1, 128, 10, 1]
-    assert params["pool"] == [1, 10]
-    assert params["dense"] == [200]
-    assert (params["dropout"], type(params["dropout"])) == (0.0, float)
-    assert (params["timeout"], type(params["timeout"])) == (60, int)
-    assert params["output_dir"] == "a#b;c%d 'quoted' é"
-    assert params["logfile"] is None
-    assert (params["shuffle"], params["verbose"]) == (True, True)
+    expected = {
+        "conv": [128, 20, 1, 128, 10, 1],
+        "pool": [1, 10],
+        "dense": [200],
+        "dropout": 0.0,
+        "timeout": 60,
+        "output_dir": "a#b;c%d 'quoted' é",
+        "logfile": None,
+        "shuffle": True,
+        "verbose": True,
+    }
+    assert repr({name: params[name] for name in expected}) == repr(expected)
 
 
 # --- mistakes ---------------------------------------------------------------------------------
@@ -163,31 +152,26 @@ def test_values_may_be_written_in_all_forms_of_literals(tmp_path):
     ("line", "parts"),
     [
         ("bach_size = 3", ["'bach_size'", "line 7", "'batch_size'"]),
-        ("Epochs = 3", ["'Epochs'", "line 7", "'epochs'"]),
         ("epochs = 9", ["'epochs'", "lines 2 and 7"]),
         ("[Other]\nepochs = 9", ["'epochs'", "lines 2 and 8"]),
         ("activation = relu  # the usual", ["line 7", "activation = 'relu'"]),
         ("train_data = 'open", ["train_data = 'open", "line 7"]),
         (r"train_data = 'C:\data'", [r"train_data = 'C:\data'", "line 7"]),
-        ("train_bool = true", ["train_bool = true", "line 7", "True or False"]),
         ("train_bool = 1", ["train_bool = 1", "line 7", "True or False"]),
         ("train_steps = __import__('os').getpid()", ["train_steps = __import__", "line 7"]),
         ("train_steps =", ["train_steps = ", "line 7", "at least 0"]),
         ("train_steps = 1\n  val_steps = 2", ["1 val_steps = 2", "line 7", "indented"]),
         ("train_steps = True", ["train_steps = True", "line 7", "at least 0"]),
         ("train_steps = 1.5", ["train_steps = 1.5", "line 7"]),
-        ("train_steps = -1", ["train_steps = -1", "line 7"]),
         ("train_steps = 0x" + "f" * 5000, ["train_steps = ", "line 7"]),
         ("learning_rate = 0", ["learning_rate = 0", "line 7", "above 0"]),
         ("learning_rate = 1e999", ["learning_rate = inf", "line 7"]),
-        ("learning_rate = '0.1'", ["learning_rate = '0.1'", "line 7"]),
         ("dropout = 1", ["dropout = 1", "line 7", "below 1"]),
         ("data_type = 'f8'", ["data_type = 'f8'", "line 7", "bf16, f16, f32, f64"]),
         ("run_id = None", ["run_id = None", "line 7"]),
         ("conv = [1, [2], 3]", ["conv = [1, [2], 3]", "line 7", "at least 0"]),
         (f"conv = {[-1] * 100}", [f"conv = {str([-1] * 100)[:77]}...", "line 7"]),
         ("just words", ["line 7"]),
-        ("= 5", ["line 7"]),
     ],
 )
 def test_mistakes_in_a_file_are_named(tmp_path, line, parts):
@@ -206,23 +190,20 @@ def test_a_file_begins_with_a_section(tmp_path):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    missing, binary, pipe = (tmp_path / name for name in ("missing.txt", "binary.txt", "pipe"))
+    binary, pipe = tmp_path / "binary.txt", tmp_path / "pipe"
     os.mkfifo(pipe)
     binary.write_bytes(NEEDED.encode() + b"run_id = '\xff'\n")
     for path, problem in (
-        (missing, "does not exist"),
+        (tmp_path / "missing.txt", "does not exist"),
         (tmp_path, "directory"),
         (binary, f"byte {len(NEEDED) + 10} "),
-        (binary / "below", "Not a directory"),
         (tmp_path / ("x" * 300), "File name too long"),
         (Path("nul\0"), "null byte"),
         (pipe, "pipe"),
-        (Path("/dev/zero"), "device"),
     ):
-        with pytest.raises(ParameterError) as error:
+        with pytest.raises(ParameterError, match=problem) as error:
             NT3.parse([], path)
         assert str(error.value).startswith(f"parameter file {path}: ")
-        assert problem in str(error.value)
         with pytest.raises(ParameterError, match=r"^(parameter file |config_file = )"):
             NT3.parse(["--config_file", str(path)])
 
@@ -230,16 +211,11 @@ def test_files_that_cannot_be_read(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "problem"),
     [
-        ("data_dir", "~nosuchuser/data", "no home directory ~nosuchuser"),
-        ("output_dir", "~nosuchuser", "no home directory ~nosuchuser"),
-        ("logfile", "x/" * 2500, "at most 4095 bytes"),
-        ("train_data", "x" * 5000, "at most 4095 bytes"),
-        ("run_id", "é" * 128, "at most 255"),
-        ("save_path", "a\0b", "NUL"),
-        ("config_file", "mine\0", "NUL"),
+        ("output_dir", "~nosuchuser", "~nosuchuser"),
+        ("train_data", "x/" * 2500, "4095 bytes"),
+        ("run_id", "é" * 128, "255"),
         ("activation", "re\0lu", "NUL"),
         ("config_file", "caf\udce9.txt", "UTF-8"),
-        ("loss", "\ud800", "UTF-8"),
     ],
 )
 def test_text_that_nothing_can_be_named_is_refused(params, tmp_path, name, value, problem):
@@ -259,7 +235,6 @@ def test_text_that_nothing_can_be_named_is_refused(params, tmp_path, name, value
     "flags",
     [
         "--dense 100000000 100000000",
-        "--conv 1000000000 20 1",
         "--conv 1 20 1 1 9999999 1",
         "--pool 1000000000",
         "--batch_size 1000000000",
@@ -273,37 +248,28 @@ def test_text_that_nothing_can_be_named_is_refused(params, tmp_path, name, value
 )
 def test_absurd_sizes_are_refused(model_file, flags):
     name = flags.split()[0].removeprefix("--")
-    with pytest.raises(ParameterError, match=rf"^{name} = .*: must be .* at most "):
+    with pytest.raises(ParameterError, match=rf"^{name} = .* at most "):
         NT3.parse(flags.split(), model_file)
 
 
 @pytest.mark.parametrize(
     ("flags", "part"),
     [
-        ("--bach_size 3", "--bach_size is not a flag (did you mean '--batch_size'?)"),
-        ("--batch-size 3", "--batch-size is not a flag (did you mean '--batch_size'?)"),
+        ("--batch-size 3", "'--batch_size'"),
         ("-lr0.1", "'-lr'"),
-        ("3", "'3' "),
         ("--epochs 3 -4", "'-4' "),
         ("--epochs", "-e/--epochs"),
         ("--conv --epochs 3", "--conv"),
         ("--epochs ten", "epochs = 'ten' (flag): must be an integer, at least 1 and at most "),
         ("--epochs None", "epochs = None (flag)"),
-        (
-            "--learning_rate nan",
-            "learning_rate = nan (flag): must be a number, above 0 and at most ",
-        ),
+        ("--learning_rate nan", "learning_rate = nan (flag): must be a number, above 0 and "),
         ("--shuffle maybe", "shuffle = 'maybe' (flag): must be True or False"),
         ("--batch 20", "--batch_normalization, --batch_size"),
-        ("--batch_scal linear", "--batch_scal is not a flag (did you mean '--batch_scaling'?)"),
+        ("--batch_scal linear", "'--batch_scaling'"),
         ("-epoch 3", "-epoch is not a flag"),
         ("--config_file=", "parameter file .: "),
-        (
-            "--conv 1 a",
-            "conv = '1 a' (flag): must be a list of integers, each at least 0 and at most",
-        ),
+        ("--conv 1 a", "conv = '1 a' (flag): must be a list of integers, each at least 0 and "),
         ("--scaling minabs", "scaling = 'minabs' (flag): must be one of maxabs, minmax, std, none"),
-        ("--size big", "size = 'big' (flag): must be one of full, small"),
         (f"--rng_seed {2**32}", f"at most {2**32 - 1}"),
         ("--epochs " + "9" * 5000, "epochs"),
     ],
@@ -321,17 +287,14 @@ def test_parameters_without_a_default_must_be_set():
         NT3.bind({})
 
 
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_shows_the_allowed_values_and_the_current_one(model_file, capsys, monkeypatch, flag):
+def test_help_shows_the_allowed_values_and_the_current_one(model_file, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")
-    with pytest.raises(SystemExit) as end:
-        NT3.parse(["--epochs", flag], model_file)
-    assert end.value.code == 0
+    with pytest.raises(SystemExit, match="0"):
+        NT3.parse(["--epochs", "-h"], model_file)
     shown = capsys.readouterr().out
     for part in (
         "usage: nt3_baseline_keras2.py ",
         "NT3, 100%",
-        "--learning_rate FLOAT",
         "[one of bf16, f16, f32, f64; default: 'f32']",
         "at most 10000000; default: 400 (model file nt3_default_model.txt, line 11)]",
         "--conv INT [INT ...]",
@@ -343,18 +306,6 @@ def test_help_shows_the_allowed_values_and_the_current_one(model_file, capsys, m
 # --- the frozen set ---------------------------------------------------------------------------
 
 
-def test_a_set_is_a_mapping_that_does_not_change(params):
-    assert params["batch_size"] == dict(params)["batch_size"] == 20
-    assert len(params) == len(list(params)) == len(NT3.parameters)
-    assert params.get("batchsize") is None
-    with pytest.raises(KeyError):
-        params["batchsize"]
-    with pytest.raises(TypeError):
-        params["epochs"] = 3
-    params["conv"].append(7)
-    assert params["conv"] == [128, 20, 1, 128, 10, 1]
-
-
 def test_replace_returns_a_changed_set(params):
     changed = params.replace({"epochs": 8, "batch_size": 20, "dense": [5]})
     assert (changed["epochs"], changed["dense"], params["epochs"]) == (8, [5], 400)
@@ -362,6 +313,8 @@ def test_replace_returns_a_changed_set(params):
     assert changed.origin("batch_size") == params.origin("batch_size")
     derived = params.replace({"base_lr": 0.5}, source="learning_rate")
     assert str(derived.origin("base_lr")) == f"{params.origin('learning_rate')}, learning_rate"
+    params["conv"].append(7)
+    assert params["conv"] == [128, 20, 1, 128, 10, 1]
     with pytest.raises(ParameterError, match=r"^3 \(program\)"):
         params.replace({3: 8})
 
@@ -397,7 +350,6 @@ def test_sets_and_dictionaries_can_be_copied_and_pickled(params, duplicate):
 
 def test_written_files_say_where_values_come_from(params):
     text = params.replace({"run_id": "x\n'y'"}).to_text()
-    assert text.startswith("[Global_Params]\n")
     assert "\nconv = [128, 20, 1, 128, 10, 1]  # model file nt3_default_model.txt, line 5\n" in text
     assert "\nrun_id = \"x\\n'y'\"  # program\n" in text
 
@@ -407,19 +359,15 @@ def test_written_files_say_where_values_come_from(params):
 
 def test_a_driver_changes_the_dictionary(params):
     edited = EditableParameters(params)
-    assert edited == dict(params)
-    assert isinstance(edited, EditableParameters)
     edited["epochs"] = 8
     edited["conv"] = [64, 20, 1]
     bound = NT3.bind(edited)
-    assert (bound["epochs"], bound["conv"]) == (8, [64, 20, 1])
+    assert dict(bound) == dict(params) | {"epochs": 8, "conv": [64, 20, 1]}
     assert bound.origin("epochs") == Origin("program")
-    assert bound.origin("batch_size") == params.origin("batch_size")
     assert params["conv"] == [128, 20, 1, 128, 10, 1]
     for copied in (edited.copy(), EditableParameters(params) | {"epochs": 8, "conv": [64, 20, 1]}):
         assert NT3.bind(copied) == bound
         assert NT3.bind(copied).origin("batch_size") == params.origin("batch_size")
-    assert NT3.bind(bound) is bound
     assert Declaration(*DECLARED, choices=CHOICES).bind(bound) is bound
 
 
@@ -443,21 +391,18 @@ def test_a_plain_dictionary_overrides_the_defaults(params):
     assert str(bound.origin("rng_seed")) == str(bound.origin("verbose")) == "default"
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"), [(1, True), (0, False), (1.0, True), (np.int64(0), False), (True, True)]
-)
-def test_programs_may_write_booleans_as_1_and_0(params, value, expected):
-    assert params.replace({"train_bool": value})["train_bool"] is expected
-    for other in (2, -1, "1", "True", 0.5, [1]):
+def test_programs_may_write_booleans_as_1_and_0(params):
+    for value, expected in ((1, True), (0, False), (1.0, True), (np.int64(0), False)):
+        assert params.replace({"train_bool": value})["train_bool"] is expected
+    for other in (2, -1, "1", [1]):
         with pytest.raises(ParameterError, match=r"^train_bool = "):
             params.replace({"train_bool": other})
 
 
 def test_keys_of_candle_that_are_not_used_cause_a_warning(model_file, params):
     edited = EditableParameters(params)
-    edited.update(clr_mode="trng1", reduce_lr=1, locally_connected=True, epochs=8)
+    edited.update(clr_mode="trng1", reduce_lr=1, locally_connected=True)
     bound = NT3.bind(edited)
-    assert bound["epochs"] == 8
     assert set(bound) == set(params)
     (warning,) = bound.warnings
     assert warning.endswith(": locally_connected, clr_mode, reduce_lr (program)")
@@ -474,15 +419,11 @@ def test_keys_of_candle_that_are_not_used_cause_a_warning(model_file, params):
     assert bound.replace({"epochs": 9}).warnings == bound.warnings
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "--clr_flag False --recurrent_dropout 0 --noise_factor 0",
-        "--lstm_size None --tsne false --one_hot_dtrep True --workers 1",
-        "--feature_subsample 0 --locally_connected False",
-    ],
-)
-def test_what_asks_for_nothing_causes_no_warning(model_file, flags):
+def test_what_asks_for_nothing_causes_no_warning(model_file):
+    flags = (
+        "--clr_flag False --recurrent_dropout 0 --noise_factor 0 --lstm_size None --tsne false"
+        " --one_hot_dtrep True --workers 1 --feature_subsample 0 --locally_connected False"
+    )
     assert NT3.parse(flags.split(), model_file).warnings == ()
 
 
@@ -522,16 +463,9 @@ def test_candles_earlier_names_are_read(params, tmp_path, old, name, value):
 def test_parameters_of_candle_supervisor_are_accepted(params):
     assert params["perf_top"] == params["perf_nvidia"] == "0"  # what its runner compares with
     edited = EditableParameters(params)
-    edited |= {
-        "config_file": "nt3_default_model.txt",
-        "framework": "keras",
-        "instance_directory": "experiments/X101/run/test0",
-        "timeout": 3600.0,
-        "perf_top": "0",
-        "pre_module": "before",
-    }
+    edited |= {"framework": "keras", "instance_directory": "X101/run", "timeout": 3600.0}
+    edited |= {"perf_top": "0", "pre_module": "before"}
     bound = NT3.bind(edited)
-    assert bound["timeout"] == 3600
     assert bound["framework"] == "keras"
     assert bound.origin("timeout").kind == "model file"  # 3600.0 is what it was
 
@@ -544,68 +478,34 @@ def test_a_later_declaration_replaces_an_earlier_one_and_keeps_its_flag():
     assert declaration.parse(NEEDED_FLAGS[2:])["epochs"] == 7
     assert declaration.parse([*NEEDED_FLAGS[2:], "-e", "9"])["epochs"] == 9
     assert declaration.parameters["epochs"].group == "training"
-    assert NT3.parameters["size"].choices == ("full", "small")
-    assert NT3.parameters["scaling"].choices == ("maxabs", "minmax", "std", "none")  # its own
 
 
 @pytest.mark.parametrize(
-    ("make", "error"),
+    "make",
     [
-        (lambda: Parameter("two words", int, 1, ""), ValueError),
-        (lambda: Parameter("_hidden", int, 1, ""), ValueError),
-        (lambda: Parameter("values", list, None, ""), TypeError),
-        (lambda: Parameter("level", int, 1, "", short=("-1",)), ValueError),
-        (lambda: Parameter("level", int, 0, "", minimum=1), ParameterError),
-        (lambda: Parameter("level", int, "1", ""), ParameterError),
-        (lambda: Declaration([Parameter("help", int, 1, "")]), ValueError),
-        (lambda: Declaration(PARAMETERS, choices={"lodaer": ("chunked",)}), ValueError),
-        (lambda: Declaration(PARAMETERS, choices={"loader": ("chunked",)}), ParameterError),
-        (lambda: Declaration([Parameter("height", int, 1, "", short=("-h",))]), ValueError),
-        (
-            lambda: Declaration([Parameter(each, int, 1, "", short=("-x",)) for each in "ab"]),
-            ValueError,
-        ),
+        lambda: Parameter("two words", int, 1, ""),
+        lambda: Parameter("values", list, None, ""),
+        lambda: Parameter("level", int, 1, "", short=("-1",)),
+        lambda: Parameter("level", int, 0, "", minimum=1),
+        lambda: Declaration([Parameter("help", int, 1, "")]),
+        lambda: Declaration(PARAMETERS, choices={"lodaer": ("chunked",)}),
+        lambda: Declaration(PARAMETERS, choices={"loader": ("chunked",)}),
+        lambda: Declaration([Parameter("height", int, 1, "", short=("-h",))]),
     ],
 )
-def test_invalid_declarations(make, error):
-    with pytest.raises(error):
+def test_invalid_declarations(make):
+    with pytest.raises((ValueError, TypeError, ParameterError)):
         make()
 
 
-def test_defaults_are_those_of_candle():
-    defaults = {parameter.name: parameter.default for parameter in PARAMETERS}
-    assert defaults["rng_seed"] == 7102
-    assert defaults["timeout"] == -1
-    assert defaults["data_type"] == "f32"
-    assert (defaults["experiment_id"], defaults["run_id"]) == ("EXP000", "RUN000")
-    assert (defaults["train_bool"], defaults["profiling"]) == (True, False)
-    assert defaults["ckpt_restart_mode"] == "auto"
-
-
 def test_the_role_of_a_parameter_is_known_by_its_name():
-    roles = {
-        "epochs": Role.LEARNING,
-        "loader": Role.SPEED,
-        "rng_seed": Role.SEED,
-        "train_data": Role.PLACE,
-        "run_id": Role.RESULTS,
-        "power": Role.LOGGING,
-        "id": Role.UNUSED,
-    }
-    assert {name: role_of(name) for name in roles} == roles
-    assert {parameter.role for parameter in PARAMETERS} == set(roles.values()) == set(Role)
+    assert {parameter.role for parameter in PARAMETERS} == set(Role)
+    assert role_of("loader") is Role.SPEED
     assert role_of("expression_data") is Role.PLACE  # a benchmark's own
     assert role_of("classes") is Role.LEARNING
     of_checkpoints = [name for name in NT3.parameters if name.startswith("ckpt_")]
     for name in (*of_checkpoints, "save_model", "cp", "save_best_model"):
         assert role_of(name) not in (Role.LEARNING, Role.SEED), name
-
-
-def test_importing_is_light():
-    heavy = {"click", "keras", "numpy", "pandas"}
-    code = f"import candle_p1.parameters.declaration, sys; print({heavy} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
 
 
 # --- properties -------------------------------------------------------------------------------
@@ -614,10 +514,11 @@ strings = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\
 strings |= st.text("'\"#;%\\\n\r\t=[]: aé", max_size=8)
 
 
-def values_of(parameter: Parameter) -> st.SearchStrategy[object]:
+def values_of(parameter):
     lowest, highest = parameter.minimum, parameter.maximum
+    values = strings
     if parameter.choices is not None:
-        values: st.SearchStrategy[object] = st.sampled_from(parameter.choices)
+        values = st.sampled_from(parameter.choices)
     elif parameter.type is bool:
         values = st.booleans()
     elif parameter.type is int:
@@ -631,8 +532,6 @@ def values_of(parameter: Parameter) -> st.SearchStrategy[object]:
             allow_nan=False,
             allow_infinity=False,
         )
-    else:
-        values = strings
     values = st.lists(values, max_size=5) if parameter.many else values
     return values | st.none() if parameter.optional else values
 
@@ -651,8 +550,7 @@ def test_any_set_is_read_back_as_it_was_written(scratch, values, file):
     written = NT3.bind({**defaults, **values}).with_settings(settings)
     (scratch / "final_params.txt").write_text(written.to_text(), encoding="utf-8")
     read = NT3.parse([], scratch / "final_params.txt")
-    assert read == written
-    assert repr(dict(read)) == repr(dict(written))
+    assert repr(read) == repr(written)
     assert {read.origin(name).kind for name in read} == {"model file"}
 
 
@@ -663,17 +561,14 @@ SMALL = Declaration(
 layers = st.dictionaries(st.sampled_from("abcd"), st.integers(-9, 9))
 
 
-def write_layer(path: Path, values: dict[str, int]) -> Path:
-    path.write_text("[Section]\n" + "".join(f"{name}={value}\n" for name, value in values.items()))
-    return path
-
-
 @given(model=layers, config=layers, flags=layers)
 def test_flags_override_config_file_model_file_and_defaults(scratch, model, config, flags):
-    model_file = write_layer(scratch / "model.txt", model)
-    config_file = write_layer(scratch / "config.txt", config)
+    paths = [scratch / name for name in ("model.txt", "config.txt")]
+    for path, values in zip(paths, (model, config), strict=True):
+        lines = [f"{name}={value}\n" for name, value in values.items()]
+        path.write_text("".join(["[Section]\n", *lines]))
     argv = [each for name, value in flags.items() for each in (f"--{name}", str(value))]
-    params = SMALL.parse([*argv, "--config_file", str(config_file)], model_file)
+    params = SMALL.parse([*argv, "--config_file", str(paths[1])], paths[0])
     for name in "abcd":
         sources = {"flag": flags, "config file": config, "model file": model, "default": {name: 0}}
         kind = next(kind for kind, source in sources.items() if name in source)
@@ -684,14 +579,11 @@ fragments = st.sampled_from(
     ["epochs", "conv", "run_id", "None", "1e999", "0x", *"[]=:#;'\"\\-(),{1"]
 )
 fragments |= st.sampled_from(["\n", "[s]\n", " ", "\t", "\ufeff", "\x85", "\0", "True", "\\d"])
-
-
 texts = st.text() | st.lists(fragments | st.text(max_size=3), max_size=30).map("".join)
 
 
 @given(st.binary() | texts.map(lambda text: text.encode(errors="replace")))
 @example(b"[s]\nconv = " + b"(" * 10_000)
-@example(b"[s]\nconv = " + b"-" * 10_000 + b"1")
 @example(b"[s]\nconv = " + b"[" * 150 + b"]" * 150)
 @example(b"[s]\nrun_id = '" + b"x" * 100_000)
 @example(b"[s]\n\n  continued\nepochs = 1")
@@ -718,11 +610,9 @@ arguments = st.sampled_from(
 @given(st.lists(arguments | st.text(max_size=4).filter(lambda word: word != "-h"), max_size=8))
 def test_any_flags_are_read_or_refused(argv):
     try:
-        params = NT3.parse([*argv, *NEEDED_FLAGS])
+        assert NT3.parse([*argv, *NEEDED_FLAGS])["epochs"] == 1
     except ParameterError:
         return
-    assert isinstance(params, ParameterSet)
-    assert params["epochs"] == 1
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
