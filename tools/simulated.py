@@ -30,8 +30,6 @@ STACK_BYTES = 512 * 1024
 SWITCH_S = 1.0
 """How long a rank may go on before Python has it give way to others. They give way by themselves
 when they wait for each other, and thousands that ask for their turn would take most of the time."""
-PATIENCE_S = 10.0
-"""How long a rank may take to end, once the job cannot go on."""
 WHOLE_RUN = ""
 """The phase of what happens outside all phases."""
 INT_BYTES = 8
@@ -102,12 +100,6 @@ class SimulatedJob:
             threading.stack_size(before)
             for thread in ranks:
                 thread.join()
-        except BaseException as error:  # not enough threads, or Ctrl-C
-            self._break(error)
-            for thread in ranks:
-                if thread.ident is not None:
-                    thread.join(PATIENCE_S)
-            raise
         finally:
             threading.stack_size(before)
             sys.setswitchinterval(switch_s)

@@ -17,10 +17,8 @@ BYTES_PER_DOUBLING = 130
 of the metrics of an epoch is the most that grows so."""
 MOST_BYTES = 3000
 """What a rank may receive in a phase from 16 ranks: the parameters are the most of it."""
-MOST_BYTES_OF_EACH = {
-    **{"a checkpoint": 2500, "end": 8000, "end after a signal": 8000},
-    "an error of all ranks": 250,
-}
+MOST_BYTES_OF_EACH = {"a checkpoint": 2500, "end": 8000, "end after a signal": 8000}
+MOST_BYTES_OF_EACH |= {"an error of all ranks": 250}
 """What rank 0 may receive in a phase from each rank, if it is more than some bytes."""
 ROWS_BYTES = 4 * NUM_ROWS * NUM_COLUMNS
 
@@ -58,5 +56,5 @@ def test_the_programs_show_and_write_what_was_counted(tmp_path):
     assert file.read_text().count(f"\n{LEADER},") == len(PHASES) + 1  # not of 4 ranks: one node
     result = CliRunner().invoke(record.main, ["--ranks", "12"])
     assert result.exit_code == 0, result.output
-    for shown in ("run.json: 0.", "per_rank.npz: 0.", "read: ", "report: "):
-        assert shown in result.output
+    assert "run.json: 0." in result.output
+    assert "report: " in result.output
