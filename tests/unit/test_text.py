@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from candle_p1.text import count, printable
+from candle_p1.text import printable
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,3 @@ def test_errors_of_commands_are_printed_without_control_sequences(environment, t
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert "\x1b" not in done.stderr
-
-
-@pytest.mark.parametrize(("num", "text"), [(0, "0 ranks"), (1, "1 rank"), (3072, "3,072 ranks")])
-def test_a_count_has_its_noun(num, text):
-    assert count(num, "rank") == text
