@@ -9,7 +9,7 @@ size with a power of P.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import ceil, isqrt, sqrt
 from typing import Any
 
@@ -38,7 +38,6 @@ def scale_batch_size(batch_size: int, num_ranks: int, scaling: str) -> int:
 
     Integers keep exact roots exact: int(100 x 64^(1/3)) is 400, but 399 in floating point.
     """
-    _check_choice("batch_scaling", scaling, BATCH_SCALINGS)
     if scaling == "none":
         return batch_size
     if scaling == "linear":
@@ -50,7 +49,6 @@ def scale_batch_size(batch_size: int, num_ranks: int, scaling: str) -> int:
 
 def scale_learning_rate(learning_rate: float, num_ranks: int, scaling: str) -> float:
     """Returns the learning rate for `num_ranks` ranks: LR, LR x P or LR x P^(1/2)."""
-    _check_choice("lr_scaling", scaling, LR_SCALINGS)
     return learning_rate * {"none": 1, "linear": num_ranks, "sqrt": sqrt(num_ranks)}[scaling]
 
 
@@ -73,7 +71,6 @@ def share_epochs(
     """
     if scaling is None:
         scaling = "strong" if data_parallel == "epoch" and epochs > 1 else "none"
-    _check_choice("epochs_scaling", scaling, EPOCHS_SCALINGS)
     if scaling in ("weak", "none"):
         return scaling, epochs
     if scaling == "strong_ceil":
@@ -173,7 +170,6 @@ class ScalingPlan(Plan):
         """
         if num_samples < 1:
             raise ParameterError("there are no training samples")
-        _check_choice("data_parallel", data_parallel, DATA_PARALLEL_LEVELS)
         if epochs_per_rank is None:
             epochs_scaling, epochs_per_rank = share_epochs(
                 epochs, num_ranks, epochs_scaling, data_parallel
@@ -257,11 +253,6 @@ def warmup_learning_rate(plan: ScalingPlan, step: int) -> float:
         return plan.learning_rate
     base, target = plan.warmup_learning_rate, plan.learning_rate
     return base + (target - base) * step / num_warmup_steps
-
-
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ParameterError(f"{name} {value!r}: choose one of {', '.join(choices)}")
 
 
 def _integer_cube_root(n: int) -> int:
