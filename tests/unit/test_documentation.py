@@ -135,14 +135,9 @@ def test_flags_in_sentences_exist():
     assert [(page, flag) for page, flag in named if flag not in known] == []
 
 
-def test_the_citation_has_the_keys_of_its_format():
+def test_the_citation_is_that_of_the_project():
     citation = yaml.safe_load(text_of("CITATION.cff"))
     project = tomllib.loads(text_of("pyproject.toml"))["project"]
-    assert (citation["cff-version"], citation["type"]) == ("1.2.0", "software")
-    assert [citation[key] for key in ("version", "license")] == [
-        project[key] for key in ("version", "license")
-    ]
-    (paper,) = citation["references"]
-    assert {"type", "title", "authors"} <= paper.keys()
-    for person in (*citation["authors"], *paper["authors"]):
-        assert person.keys() in ({"name"}, {"given-names", "family-names"})
+    for key in ("version", "license"):
+        assert citation[key] == project[key]
+    assert {"cff-version", "type", "title", "authors", "references"} <= citation.keys()
