@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,20 +11,14 @@ module = pytest.importorskip("candle_p1.data.batches", reason="no Keras backend 
 
 
 def plan_for(num_ranks, num_samples, batch_size, level, **options):
-    return ScalingPlan.make(
-        num_ranks=num_ranks,
-        epochs=num_ranks,
-        batch_size=batch_size,
-        learning_rate=0.1,
-        num_samples=num_samples,
-        data_parallel=level,
-        **options,
-    )
+    options |= {"num_ranks": num_ranks, "epochs": num_ranks, "batch_size": batch_size}
+    options |= {"num_samples": num_samples, "data_parallel": level, "learning_rate": 0.1}
+    return ScalingPlan.make(**options)
 
 
-def train_batches(x, y, batch_size=10, shuffle=True):
+def train_batches(x, y, batch_size=10):
     plan = plan_for(1, len(x), batch_size, "epoch")
-    return module.TrainBatches(Samples(x, y), plan, seed=3, rank=0, shuffle=shuffle)
+    return module.TrainBatches(Samples(x, y), plan, seed=3, rank=0, shuffle=True)
 
 
 @pytest.fixture(params=[0, 100, 1 << 20])
@@ -47,10 +39,8 @@ def same_batches(batches, expected):
 @given(st.integers(1, 6), st.integers(6, 200), st.integers(1, 50), st.integers(0, 2**32 - 1))
 def test_shards_are_disjoint_and_all_ranks_take_equal_steps(num_ranks, samples, batch, seed):
     plan = plan_for(num_ranks, samples, batch, "batch_step")
-    orders = [
-        module.epoch_order(plan, samples, seed=seed, epoch=3, rank=rank)
-        for rank in range(num_ranks)
-    ]
+    which = {"seed": seed, "epoch": 3}
+    orders = [module.epoch_order(plan, samples, rank=rank, **which) for rank in range(num_ranks)]
     together = np.concatenate(orders)
     assert len(np.unique(together)) == len(together) == num_ranks * (samples // num_ranks)
     assert {len(order) for order in orders} == {plan.samples_per_epoch}
@@ -70,34 +60,29 @@ def test_at_the_epoch_level_each_rank_takes_all_samples_in_its_own_order():
 
 
 def test_unshuffled_epochs_of_whole_batches_pass_through_the_samples_in_turn():
-    plan = plan_for(2, 25, 10, "epoch", drop_remainder=True)
-    orders = [
-        module.epoch_order(plan, 25, seed=1, epoch=epoch, rank=1, shuffle=False)
-        for epoch in range(3)
-    ]
-    assert np.concatenate(orders).tolist() == [i % 25 for i in range(60)]
-    shard = plan_for(2, 51, 10, "batch_step", drop_remainder=True)
-    order = module.epoch_order(shard, 51, seed=1, epoch=1, rank=1, shuffle=False)
-    assert order.tolist() == [*range(45, 51), *range(25, 39)]
+    def order(level, num_samples, epoch):
+        plan = plan_for(2, num_samples, 10, level, drop_remainder=True)
+        options = {"seed": 1, "rank": 1, "shuffle": False}
+        return module.epoch_order(plan, num_samples, epoch=epoch, **options).tolist()
+
+    orders = [order("epoch", 25, epoch) for epoch in range(3)]
+    assert [row for each in orders for row in each] == [i % 25 for i in range(60)]
+    assert order("batch_step", 51, 1) == [*range(45, 51), *range(25, 39)]
 
 
 def test_training_batches_are_the_rows_of_the_order():
-    x = np.arange(25, dtype=np.float32).reshape(25, 1)
-    batches = train_batches(x, x[:, 0])
-    orders = [
-        module.epoch_order(plan_for(1, 25, 10, "epoch"), 25, seed=3, epoch=epoch, rank=0)
-        for epoch in (0, 5)
-    ]
+    batches, plan = train_batches(np.zeros((25, 1)), np.arange(25)), plan_for(1, 25, 10, "epoch")
 
-    def check(batches, order):
+    def check(batches, epoch):
         seen = [batches[step][1] for step in range(len(batches))]
         assert [len(y) for y in seen] == [10, 10, 5]
-        np.testing.assert_array_equal(np.concatenate(seen), order)
+        expected = module.epoch_order(plan, 25, seed=3, epoch=epoch, rank=0)
+        np.testing.assert_array_equal(np.concatenate(seen), expected)
 
-    check(batches.epoch_batches(5), orders[1])
-    check(batches, orders[0])  # which asking for others leaves as they are
+    check(batches.epoch_batches(5), 5)
+    check(batches, 0)  # which asking for others leaves as they are
     batches.set_epoch(5)
-    check(batches, orders[1])
+    check(batches, 5)
 
 
 class Rank(SerialCommunicator):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
@@ -25,6 +23,7 @@ from tools.simulated import SimulatedJob
 
 LAYOUT = CsvLayout(header=True, text_columns=("name",))
 TEXT = "name,a,b\nx,1,2\ny,3,4.5\nx,-1,0\n"
+CONTENT = ["a", "b"], [("x", 1, 2), ("y", 3, 4.5), ("x", -1, 0)]
 
 
 @pytest.fixture
@@ -50,12 +49,15 @@ def read(source, tmp_path):
 def made(read, tmp_path):
     """The file of a cache that has been made."""
     read()
-    return only_cache(tmp_path)
-
-
-def only_cache(tmp_path):
     (path,) = (tmp_path / "cache").glob("*.table")
     return path
+
+
+@pytest.fixture
+def other(tmp_path):
+    other = tmp_path / "other.csv"
+    other.write_text(TEXT)
+    return other
 
 
 def content_of(table):
@@ -64,25 +66,21 @@ def content_of(table):
     return table.columns, [(name, *row) for name, row in rows]
 
 
-CONTENT = ["a", "b"], [("x", 1, 2), ("y", 3, 4.5), ("x", -1, 0)]
+def flip_last(path):
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
 
 
-def test_the_second_load_gives_the_same_table_and_leaves_the_cache(read, tmp_path):
-    first, notes = read()
-    before = only_cache(tmp_path).stat().st_ino
-    second, more = read()
-    assert content_of(first) == content_of(second) == CONTENT
-    assert first.sha256() == second.sha256()
-    assert notes == more == []
-    second.values[:] = 0  # a private copy
+def test_the_second_load_gives_the_same_table_and_leaves_the_cache(read, made, source):
+    before = made.stat().st_ino
+    table, notes = read()
+    assert content_of(table) == CONTENT
+    assert notes == []
+    table.values[:] = 0  # a private copy
     assert content_of(read()[0]) == CONTENT
-    assert only_cache(tmp_path).stat().st_ino == before
-
-
-def test_each_layout_has_its_own_cache(read, tmp_path):
-    for layout in (LAYOUT, CsvLayout(header=True, text_columns=("name", "a")), LAYOUT):
-        read(layout=layout)
-    assert len(list((tmp_path / "cache").glob("*.table"))) == 2
+    assert made.stat().st_ino == before
+    read(layout=CsvLayout(header=True, text_columns=("name", "a")))  # has a cache of its own
+    assert content_of(read()[0]) == CONTENT
+    assert len(list(made.parent.glob("*.table"))) == 2
 
 
 def test_a_cache_of_what_is_refused_by_now_is_not_used(read, source, monkeypatch):
@@ -110,15 +108,15 @@ def test_a_changed_source_is_read_again(read, made, source, text, same_time, rea
     assert reason in next(list_caches(made.parent)).problem
     table, (note,) = read()
     assert reason in note
-    _, rows = content_of(table)
-    assert "".join(f"{name},{a:g},{b:g}\n" for name, a, b in rows) == text.partition("\n")[2]
+    rows = [f"{name},{a:g},{b:g}\n" for name, a, b in content_of(table)[1]]
+    assert "".join(rows) == text.partition("\n")[2]
     assert made.stat().st_ino != before
 
 
 def test_a_flipped_byte_is_noticed(read, made):
     content = made.read_bytes()
     places = np.random.default_rng(0).choice(len(content), 60, replace=False)
-    for place in [0, 16, 32, 40, len(content) - 1, *places]:
+    for place in [0, 16, 32, 39, 40, len(content) - 1, *places]:
         flipped = bytearray(content)
         flipped[place] ^= 1
         made.write_bytes(flipped)
@@ -132,18 +130,6 @@ def truncated(num_bytes):
     return lambda path: path.write_bytes(path.read_bytes()[:num_bytes])
 
 
-def with_fixed(**changes):
-    """Changes what is before the header of a cache."""
-
-    def damage(path):
-        content = path.read_bytes()
-        magic, digest, num_bytes = cache_file.FIXED.unpack_from(content)
-        facts = {"magic": magic, "digest": digest, "num_bytes": num_bytes} | changes
-        path.write_bytes(cache_file.FIXED.pack(*facts.values()) + content[cache_file.FIXED.size :])
-
-    return damage
-
-
 def with_header(changes):
     """Changes the header of a cache, or replaces it by a text, and makes its digest right again."""
 
@@ -154,40 +140,26 @@ def with_header(changes):
         text = (changes if isinstance(changes, str) else json.dumps(header | changes)).encode()
         fixed = cache_file.FIXED.pack(cache_file.MAGIC, xxhash.xxh3_128_digest(text), len(text))
         padding = bytes(-(fixed_bytes + len(text)) % cache_file.ALIGNMENT)
-        first_byte = -(-(fixed_bytes + num_bytes) // cache_file.ALIGNMENT) * cache_file.ALIGNMENT
-        path.write_bytes(fixed + text + padding + content[first_byte:])
+        path.write_bytes(fixed + text + padding + content[cache_file.ALIGNMENT :])
 
     return damage
-
-
-def with_pipe(path):
-    path.unlink()
-    os.mkfifo(path)
-
-
-NO_TABLE = [
-    *("[" * 100_000, "", "[]", "{}"),
-    *({"shape": shape} for shape in (5, ["3", 2], [-3, -4], [1.5, 4])),
-    *({"slabs_xxh3": digests} for digests in ([], ["0", "0", "0"])),
-    {"columns": ["a"]},
-    *({"source": source} for source in ({}, {"path": "a"})),
-    *({"source": {"path": path, "layout": {}}} for path in ("a\0", 5)),
-]
-"""Headers that do not describe a table, or what is changed in one for that."""
 
 
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (with_pipe, "is not a file"),
-        *((truncated(num_bytes), "truncated") for num_bytes in (0, 39)),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "is not a file"),
+        (truncated(39), "truncated"),
         (truncated(60), "header is damaged"),
-        *((truncated(num_bytes), "bytes instead of") for num_bytes in (4095, 4096, -1)),
-        (with_fixed(magic=b"CANDLEP1 cache 2"), "version"),
-        *((with_fixed(num_bytes=num), "header is damaged") for num in (10**9, 2**63, 2**64 - 1)),
-        *((with_header(header), "not describe a table") for header in NO_TABLE),
-        (with_header({"shape": [2**70, 2**70]}), "bytes instead of"),
-        *((with_header({"text": {"name": names}}), "its codes of text") for names in ([], ["x"])),
+        *((truncated(num_bytes), "bytes instead of") for num_bytes in (4096, -1)),
+        (lambda path: path.write_bytes(b"CANDLEP1 cache 0" + path.read_bytes()[16:]), "version"),
+        (with_header("[" * 100_000), "not describe a table"),
+        (with_header({"shape": [-3, -4]}), "not describe a table"),
+        (with_header({"slabs_xxh3": []}), "not describe a table"),
+        (with_header({"columns": ["a"]}), "not describe a table"),
+        (with_header({"source": {}}), "not describe a table"),
+        (with_header({"source": {"path": "a\0", "layout": {}}}), "not describe a table"),
+        (with_header({"text": {"name": ["x"]}}), "its codes of text"),
     ],
 )
 def test_a_damaged_cache_is_rebuilt(read, made, damage, reason):
@@ -213,34 +185,26 @@ def test_a_cache_that_another_job_removes_is_made_again(read, made, monkeypatch)
     assert made.exists()
 
 
-@pytest.fixture
-def other(tmp_path):
-    other = tmp_path / "other.csv"
-    other.write_text(TEXT)
-    return other
-
-
 def test_the_limit_removes_the_least_recently_used_cache(read, made, other, tmp_path):
     os.utime(made, (1, 1))
     (tmp_path / "third.csv").write_text(TEXT)
     read(tmp_path / "third.csv")
     _, (note,) = read(other, limit_bytes=2 * made.stat().st_size + 10)
-    assert not made.exists()
-    names = {path.name.partition(".")[0] for path in (tmp_path / "cache").glob("*.table")}
+    names = {path.name.partition(".")[0] for path in made.parent.glob("*.table")}
     assert names == {"third", "other"}
     assert str(made) in note
 
 
-def test_what_does_not_fit_beside_the_caches_of_a_run_is_not_cached(read, made, source, other):
-    assert content_of(read(other, limit_bytes=10)[0]) == CONTENT
+def test_what_does_not_fit_beside_the_caches_of_a_run_is_not_cached(made, source, other):
     settings = CacheSettings(made.parent, limit_bytes=made.stat().st_size + 10)
     notes = []
     for path in (source, other):  # of one run, which would remove the first again and again
-        read_cached(path, LAYOUT, Loading(cache=settings, notify=notes.append))
+        loading = Loading(cache=settings, notify=notes.append)
+        assert content_of(read_cached(path, LAYOUT, loading)) == CONTENT
     assert list(made.parent.glob("*.table")) == [made]
     (note,) = notes
-    assert f"{other} (" in note
-    assert "(cache_limit)" in note
+    assert str(other) in note
+    assert "cache_limit" in note
 
 
 def test_a_copy_on_the_node_is_used_and_repaired(read, made, tmp_path):
@@ -250,9 +214,7 @@ def test_a_copy_on_the_node_is_used_and_repaired(read, made, tmp_path):
     before = copy.stat().st_ino
     assert content_of(read(**node)[0]) == CONTENT
     assert copy.stat().st_ino == before
-    content = bytearray(copy.read_bytes())
-    content[-1] ^= 1
-    copy.write_bytes(content)
+    flip_last(copy)
     table, (note,) = read(**node)
     assert content_of(table) == CONTENT
     assert "digest" in note
@@ -292,11 +254,12 @@ def full_disk(*_, **options):
     raise OSError(28, "No space left on device")
 
 
-def damaged_copy(made, node, patch):
-    """The nodes' copies are damaged, and one cannot be removed."""
+def damaged_copies(made, node, patch):
+    """One of the nodes' copies cannot be removed, either."""
     for directory in (node, node.with_name("first")):
         directory.mkdir()
-        (directory / made.name).write_bytes(made.read_bytes()[:-1] + b"x")
+        shutil.copy(made, directory)
+        flip_last(directory / made.name)
     unlink = Path.unlink
 
     def unlink_elsewhere(path, **options):
@@ -306,34 +269,26 @@ def damaged_copy(made, node, patch):
 
 
 @pytest.mark.parametrize(
-    ("prepare", "problem"),
-    [
-        (lambda made, node, patch: patch.setattr(os, "fsync", full_disk), "No space left"),
-        (lambda made, node, patch: node.write_text(""), "Not a directory|File exists"),
-        (lambda made, node, patch: node.symlink_to("x" * 300), "File name too long"),
-        (damaged_copy, "No space left"),
-    ],
+    "prepare", [lambda made, node, patch: patch.setattr(os, "fsync", full_disk), damaged_copies]
 )
 def test_a_copy_that_cannot_be_made_ends_the_load_on_all_ranks(
-    source, made, tmp_path, monkeypatch, prepare, problem
+    source, made, tmp_path, monkeypatch, prepare
 ):
     prepare(made, tmp_path / "node", monkeypatch)
 
     def read(comm):
         stage = tmp_path / ("node" if comm.node else "first")
         settings = CacheSettings(made.parent, stage_directory=stage)
-        with pytest.raises(CandleError, match=problem):
+        with pytest.raises(CandleError, match="No space left"):
             read_cached(source, LAYOUT, Loading(comm=comm, cache=settings))
 
     SimulatedJob(4, 2).run(read)
-    assert not any(name.endswith(".partial") for *_, names in os.walk(tmp_path) for name in names)
+    assert not list(tmp_path.rglob("*.partial"))
 
 
-def test_a_directory_that_cannot_be_written_is_an_error(read, tmp_path):
-    (tmp_path / "file").write_text("")
-    for directory in (tmp_path / "file/cache", tmp_path / ("x" * 300)):
-        with pytest.raises(DataError, match="--cache_dir"):
-            read(directory=directory)
+def test_a_directory_that_cannot_be_written_is_an_error(read, source):
+    with pytest.raises(DataError, match="--cache_dir"):
+        read(directory=source / "cache")
 
 
 def test_caches_are_listed_and_removed(made, source):
@@ -342,7 +297,6 @@ def test_caches_are_listed_and_removed(made, source):
     shown = CliRunner().invoke(cli, options)
     assert shown.exit_code == 0
     assert str(made) in shown.output
-    assert "1 cached table, " in shown.output
     (listed,) = list_caches(made.parent)
     assert (listed.problem, listed.source["path"]) == (None, str(source))
     cleared = json.loads(CliRunner().invoke(cli, [*options, "--clear", "--json", "-"]).stdout)
@@ -351,20 +305,17 @@ def test_caches_are_listed_and_removed(made, source):
 
 
 def read_once(path, directory):
-    calls = []
-    parse = cache.read_together
+    calls, parse = [], cache.read_together
     cache.read_together = lambda *arguments: calls.append(1) or parse(*arguments)
-    table = read_cached(path, LAYOUT, Loading(cache=CacheSettings(directory)))
-    return len(calls), table.sha256()
+    read_cached(path, LAYOUT, Loading(cache=CacheSettings(directory)))
+    return len(calls)
 
 
 @pytest.mark.extended
 def test_only_one_of_eight_processes_makes_the_cache(source, tmp_path):
     with ProcessPoolExecutor(8, multiprocessing.get_context("spawn")) as pool:
         readers = [pool.submit(read_once, source, tmp_path / "cache") for _ in range(8)]
-        found = [reader.result(timeout=120) for reader in readers]
-    assert sum(num for num, _ in found) == 1
-    assert len({digest for _, digest in found}) == 1
+        assert sum(reader.result(timeout=120) for reader in readers) == 1
 
 
 def write_forever(source, directory, ready):
@@ -376,20 +327,19 @@ def write_forever(source, directory, ready):
 
 
 @pytest.mark.extended
-def test_killing_a_writer_leaves_no_partial_cache(read, tmp_path):
-    source, directory = tmp_path / "big.csv", tmp_path / "cache"
+def test_killing_a_writer_leaves_no_partial_cache(read, source, tmp_path):
     source.write_text((",".join(["1.5"] * 2000) + "\n") * 500)
     context = multiprocessing.get_context("spawn")
     for delay in np.linspace(0.01, 0.2, 8):
         ready = context.Event()
-        process = context.Process(target=write_forever, args=(source, directory, ready))
+        process = context.Process(target=write_forever, args=(source, tmp_path / "cache", ready))
         process.start()
         ready.wait()
         time.sleep(delay)
         process.kill()
         process.join()
-        assert all(cached.problem is None for cached in list_caches(directory))
-        table, notes = read(source, CsvLayout())
+        assert all(cached.problem is None for cached in list_caches(tmp_path / "cache"))
+        table, notes = read(layout=CsvLayout())
         assert notes == []
         assert table.values.shape == (500, 2000)
         assert (table.values == np.float32(1.5)).all()

@@ -1,7 +1,5 @@
 """Tables of cases, and how P1B1 and P1B2 split them."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The kernel compared with Python's float(), for many fields and unusual files."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -18,30 +16,22 @@ FORMS = {
     "short": lambda random: f"{random.uniform(0, 20):.{random.integers(0, 4)}f}",
     "integer": lambda random: str(random.integers(-(10 ** random.integers(1, 18)), 10**17)),
     "digit": lambda random: str(random.integers(0, 10)),
-    "shortest": lambda random: repr(float(bits(random))),
+    "shortest": lambda random: repr(float(np.frombuffer(random.bytes(8), np.float64)[0])),
     "long": lambda random: f"{random.uniform(-1e3, 1e3):.{random.integers(12, 30)}f}",
     "exponent": lambda random: f"{random.normal():.{random.integers(0, 20)}e}",
-    "wide exponent": lambda random: (
-        f"{random.normal():+.3E}"[:-4] + f"E{random.integers(-400, 400)}"
-    ),
+    "wide exponent": lambda random: f"{random.normal():+.3f}E{random.integers(-400, 400)}",
     "no digit before": lambda random: f"-.{random.integers(0, 10**9)}",
     "no digit after": lambda random: f"{random.integers(0, 10**9)}.",
     "spaces": lambda random: f" {random.normal():.4f}\t ",
     "zeros": lambda random: "0" * random.integers(1, 30) + f"{random.uniform(0, 1):.5f}",
-    "halfway": lambda random: halfway(random),
+    "halfway": lambda random: halfway(np.float32(random.uniform(1, 1e6))),
     "word": lambda random: random.choice(["inf", "-Infinity", "nan", "NAN", "+inf", "-0", "1e999"]),
 }
 FIELDS_PER_EXAMPLE = 14_000
 
 
-def bits(random):
-    """A double of any magnitude."""
-    return np.frombuffer(random.bytes(8), np.float64)[0]
-
-
-def halfway(random):
+def halfway(single):
     """A number halfway between two float32 numbers, where rounding twice may fail."""
-    single = np.float32(random.uniform(1, 1e6))
     return f"{(float(single) + float(np.nextafter(single, np.float32(1e9)))) / 2:.25f}"
 
 
@@ -105,21 +95,10 @@ def test_any_field_is_a_number_if_python_accepts_it(field):
         same_bits(values, np.array([[1.0, expected]]))
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (b"1,2\n3,4", [[1, 2], [3, 4]]),
-        (b"1,2\r\n\r\n \n3,4\r\n", [[1, 2], [3, 4]]),
-        (b'"1","2"\n"3",4\n', [[1, 2], [3, 4]]),
-        (b" 1 ,\t2\n3,4 \n", [[1, 2], [3, 4]]),
-        (b"na,\n-,4\n", [[np.nan, np.nan], [np.nan, 4]]),
-        (b"", np.empty((0, 2))),
-    ],
-)
-def test_unusual_text_is_parsed(text, expected):
-    values, problem = parse(text, 2, missing=["na", "", "-"])
+def test_unusual_text_is_parsed():
+    values, problem = parse(b" 1 ,\t2\n\n \nna,\n-,4 ", 2, missing=["na", "", "-"])
     assert problem is None
-    np.testing.assert_array_equal(values, expected)
+    np.testing.assert_array_equal(values, [[1, 2], [np.nan, np.nan], [np.nan, 4]])
 
 
 @pytest.mark.parametrize("num_columns", [1, 7, 8, 9, 16, 17, 33])
@@ -134,22 +113,6 @@ def test_runs_of_single_digits_are_parsed(num_columns):
     for wrong in (num_columns + 1, num_columns - 1):
         if wrong:
             assert parse(text, wrong)[1][:2] == (0, num_columns)
-
-
-def test_wrong_arrays_and_ranges_are_refused():
-    raw = np.frombuffer(b"1,2\n3,4\n", np.uint8)
-    layout = kernel.Layout([False, False])
-    values, codes = np.empty((1, 2), np.float32), np.empty((0, 1), np.int32)
-    assert kernel.parse(raw, 0, 8, layout, values, codes, 0)[2][0] == 4
-    assert kernel.parse(raw, 0, 8, layout, values, codes, 5)[2][0] == 0
-    with pytest.raises(IndexError, match="range"):
-        kernel.parse(raw, 0, 9, layout, values, codes, 0)
-    with pytest.raises(ValueError, match="columns"):
-        kernel.parse(raw, 0, 8, kernel.Layout([False]), values, codes, 0)
-    with pytest.raises(TypeError):
-        kernel.parse(raw, 0, 8, layout, np.empty((2, 2), np.float32, order="F"), codes, 0)
-    with pytest.raises(ValueError, match="separator"):
-        kernel.Layout([False], separator="\n")
 
 
 DIGEST = """

@@ -1,13 +1,12 @@
 """Memory in huge pages: private where a node has one rank, otherwise shared; see shared.py."""
 
-from __future__ import annotations
-
 import errno
 import math
 import os
 import platform
 import re
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,28 +46,25 @@ def no_page_is_slow(monkeypatch):
     monkeypatch.setattr(huge_pages, "SLOW_S", math.inf)
 
 
-@pytest.fixture(params=[MEMORY, Path(tempfile.gettempdir())], ids=["memory", "disk"])
-def file(request):
-    """An open file of some pages without a name, and whether it is in memory."""
-    with tempfile.TemporaryFile(dir=request.param) as opened:
-        os.truncate(opened.fileno(), NUM_PAGES * HUGE_BYTES)
-        yield opened.fileno(), request.param == MEMORY
-
-
 @pytest.fixture
-def huge():
-    """A file in memory, mapped, and its descriptor."""
-    with tempfile.TemporaryFile(dir=MEMORY) as opened:
-        os.truncate(opened.fileno(), NUM_PAGES * HUGE_BYTES)
-        yield HugeFile(opened.fileno(), NUM_PAGES * HUGE_BYTES, in_memory=True), opened.fileno()
+def file():
+    """A function that returns the descriptor of a file of some pages without a name."""
+    with ExitStack() as stack:
+
+        def create(directory=MEMORY):
+            opened = stack.enter_context(tempfile.TemporaryFile(dir=directory))
+            os.truncate(opened.fileno(), NUM_PAGES * HUGE_BYTES)
+            return opened.fileno()
+
+        yield create
+
+
+def mapped(descriptor, in_memory=True):
+    return HugeFile(descriptor, NUM_PAGES * HUGE_BYTES, in_memory=in_memory)
 
 
 def flags_of(array):
     return re.search("VmFlags:.*", mapping_of(array))[0]
-
-
-def bytes_of(descriptor):
-    return os.fstat(descriptor).st_blocks * 512
 
 
 def test_the_matrix_of_a_single_rank_is_private_and_in_huge_pages(tmp_path):
@@ -84,11 +80,10 @@ def test_the_matrix_of_a_single_rank_is_private_and_in_huge_pages(tmp_path):
         assert " hg" in flags_of(values)
 
 
-def test_what_others_have_written_stays(file):
-    descriptor, in_memory = file
-    one, other = (
-        HugeFile(descriptor, NUM_PAGES * HUGE_BYTES, in_memory=in_memory) for _ in range(2)
-    )
+@pytest.mark.parametrize("directory", [MEMORY, Path(tempfile.gettempdir())])
+def test_what_others_have_written_stays(file, directory):
+    descriptor, in_memory = file(directory), directory == MEMORY
+    one, other = (mapped(descriptor, in_memory) for _ in range(2))
     first, second = (np.frombuffer(each.memory, np.uint8) for each in (one, other))
     assert first.ctypes.data % HUGE_BYTES == second.ctypes.data % HUGE_BYTES == 0
     first[:100] = 1
@@ -101,18 +96,7 @@ def test_what_others_have_written_stays(file):
     assert not first[HUGE_BYTES + 1 :].any()
 
 
-@needs_collapse
-def test_pages_of_files_in_memory_are_huge_on_request(huge):
-    mapped, descriptor = huge
-    assert mapped.fill(HUGE_BYTES + 10, HUGE_BYTES + 20)
-    array = np.frombuffer(mapped.memory, np.uint8)
-    pages = int(re.search(r"ShmemPmdMapped: *(\d+)", mapping_of(array))[1])
-    assert pages << 10 == HUGE_BYTES
-    assert bytes_of(descriptor) == HUGE_BYTES, "and no others"
-
-
 def test_a_file_on_disk_or_a_kernel_that_cannot_is_asked_once(file, monkeypatch):
-    descriptor, _ = file
     asked, libc = [], huge_pages._libc()
 
     def refuse(*_):
@@ -122,12 +106,8 @@ def test_a_file_on_disk_or_a_kernel_that_cannot_is_asked_once(file, monkeypatch)
     fake = SimpleNamespace(mmap=libc.mmap, munmap=libc.munmap, madvise=refuse)
     monkeypatch.setattr(huge_pages, "_libc", lambda: fake)
     monkeypatch.setattr(huge_pages, "are_available", lambda: True)
-    huge = HugeFile(descriptor, NUM_PAGES * HUGE_BYTES, in_memory=True)
-    assert not huge.fill(0, 10)
-    assert not huge.fill(0, 10)
-    assert len(asked) == 1
-    on_disk = HugeFile(descriptor, NUM_PAGES * HUGE_BYTES, in_memory=False)
-    assert not on_disk.fill(0, 10)
+    in_memory, on_disk = mapped(file()), mapped(file(), in_memory=False)
+    assert not any(huge.fill(0, 10) for huge in (in_memory, in_memory, on_disk))
     assert len(asked) == 1
 
 
@@ -159,9 +139,9 @@ def test_the_memory_is_freed_with_the_last_array():
     assert not any(file in Path("/proc/self/maps").read_text() for file in files)
 
 
-@pytest.mark.parametrize("slow_s", [0.0, 100.0], ids=["slow", "fast"])
+@pytest.mark.parametrize("slow_s", [0.0, 100.0])
 @needs_collapse
-def test_no_more_huge_pages_are_asked_for_once_one_was_slow(monkeypatch, huge, slow_s):
+def test_no_more_huge_pages_are_asked_for_once_one_was_slow(monkeypatch, file, slow_s):
     monkeypatch.setattr(huge_pages, "SLOW_S", slow_s)
     array = NodeArray((NUM_PAGES * HUGE_BYTES,), np.float32, SerialCommunicator())
     values = array.array
@@ -170,8 +150,11 @@ def test_no_more_huge_pages_are_asked_for_once_one_was_slow(monkeypatch, huge, s
         values[first : first + HUGE_BYTES] = 1
     assert " hg" in flags_of(values)
     assert (" nh" in flags_of(values[-1:])) == (slow_s == 0)
-    mapped, descriptor = huge
-    assert mapped.fill(0, NUM_PAGES * HUGE_BYTES) == (slow_s > 0)
+    descriptor = file()
+    huge = mapped(descriptor)
+    assert huge.fill(0, NUM_PAGES * HUGE_BYTES) == (slow_s > 0)
     small = os.sysconf("SC_PAGE_SIZE") * (NUM_PAGES - 1)
     expected = HUGE_BYTES + small if slow_s == 0 else NUM_PAGES * HUGE_BYTES
-    assert bytes_of(descriptor) == expected, "of several slow pages only the first is huge"
+    assert os.fstat(descriptor).st_blocks * 512 == expected, "only the first slow one is huge"
+    pages = re.search(r"ShmemPmdMapped: *(\d+)", mapping_of(np.frombuffer(huge.memory, np.uint8)))
+    assert int(pages[1]) << 10 == expected // HUGE_BYTES * HUGE_BYTES

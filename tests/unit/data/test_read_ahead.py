@@ -1,7 +1,5 @@
 """Reading ahead, with sources whose reads wait for events; nothing depends on their duration."""
 
-from __future__ import annotations
-
 import errno
 import threading
 from collections import defaultdict

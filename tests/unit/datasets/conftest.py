@@ -1,7 +1,5 @@
 """A server whose every answer is decided by the test, and the fetching of a file from it."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import socket

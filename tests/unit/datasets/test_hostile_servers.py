@@ -1,9 +1,6 @@
 """Downloads from servers that break the rules of HTTP, or keep them to do harm."""
 
-from __future__ import annotations
-
 import io
-import json
 import os
 import re
 import shutil
@@ -21,6 +18,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 PART = {"status": "206 Partial Content", "ETag": '"1"'}
 REDIRECT = {"content": b"", "status": "302 Found"}
+LOCATIONS = (
+    *("file:///etc/passwd", "http://[", "http://me:secret@127.0.0.1:99999/", "http://a..b/"),
+    *("\xff\xfe", "/" + NAME),
+)
 
 
 @pytest.mark.parametrize(
@@ -28,36 +29,19 @@ REDIRECT = {"content": b"", "status": "302 Found"}
     [
         reply(b""),
         reply(b"", length=False),
-        *(
-            reply(length=False, Content_Length=length)
-            for length in ("-5", "9" * 5000, "1" * 30, "\xb2", "10, 20", len(CONTENT) + 1)
-        ),
-        reply(length=False, Transfer_Encoding="chunked"),
+        *(reply(length=False, Content_Length=n) for n in ("-5", "9" * 5000, "\xb2", "10, 20")),
+        reply(length=False, Content_Length=len(CONTENT) + 1),
         reply(b"zz\r\n", length=False, Transfer_Encoding="chunked"),
         reply(b"5\r\nab", length=False, Transfer_Encoding="chunked"),
-        *(
-            reply(**PART, Content_Range=words)
-            for words in ("", "bytes 5-9/10", "bytes 0-9/" + "9" * 5000, "bytes 0-\xb2/9", "x" * 99)
-        ),
-        *(
-            reply(**REDIRECT, Location=location)
-            for location in (
-                *("file:///etc/passwd", "ftp://127.0.0.1/a.csv", "javascript:x", "http://["),
-                *("http://127.0.0.1:99999/", "http://me:secret@127.0.0.1:99999/"),
-                *("http://a..b/", "\xff\xfe", "http://\xff/", "/" + NAME),
-            )
-        ),
+        *(reply(**PART, Content_Range=words) for words in ("", "bytes 5-9/10", "bytes 0-\xb2/9")),
+        *(reply(**REDIRECT, Location=words) for words in LOCATIONS),
         b"",
-        b"\0" * 1000,
         b"HTTP/1.1 999999999999999999999999 x\r\n\r\n",
-        b"HTTP/1.1 -1 x\r\n\r\n",
-        b"HTTP/9.9 200 OK\r\n\r\n",
         b"HTTP/1.1 200 " + b"x" * 100_000,
         b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 1000 + b"\r\n",
         reply(status="404 \x1b[2Jgone"),
         reply(status="503 busy", Retry_After="9" * 5000),
         reply(status="503 busy", Retry_After="\xb2"),
-        reply(Content_Encoding="gzip\x1b[0m"),
     ],
 )
 def test_an_unusable_answer_is_one_message_and_leaves_nothing(serve, get, answer):
@@ -78,10 +62,9 @@ def test_a_redirect_from_https_to_http_is_refused(serve, get, monkeypatch):
             response.headers["Location"], response.raw = there, io.BytesIO()
             return response
 
-    session = requests.Session
-    monkeypatch.setattr(
-        requests, "Session", lambda: (new := session(), new.mount("https://", Adapter()))[0]
-    )
+    session = requests.Session()
+    session.mount("https://", Adapter())
+    monkeypatch.setattr(requests, "Session", lambda: session)
     with pytest.raises(DataError, match=there):
         get("https://127.0.0.1")
     assert not server.requests
@@ -136,22 +119,6 @@ def test_a_slow_server_is_waited_for_if_the_limit_says_so(serve, get, monkeypatc
     assert get.content() == CONTENT
 
 
-def test_a_server_that_closes_after_each_byte_is_given_up(serve, get, monkeypatch):
-    monkeypatch.setattr(download, "BLOCK_BYTES", 1)
-
-    def one_more(connection, request):
-        start = int(request.partition("Range: bytes=")[2].partition("-")[0] or 0)
-        range_ = f"bytes {start}-{len(CONTENT) - 1}/{len(CONTENT)}"
-        status = {"status": "206 Partial Content", "Content_Range": range_} if start else {}
-        left = len(CONTENT) - start
-        connection.sendall(reply(b"x", length=False, Content_Length=left, ETag='"1"', **status))
-
-    server = serve(one_more)
-    with pytest.raises(DataError, match=NAME):
-        get(server.url, num_retries=3)
-    assert len(server.requests) == 4
-
-
 def test_an_endless_file_is_not_downloaded_beyond_its_known_size(serve, get, monkeypatch):
     facts = {"sha256": "0" * 64, "bytes": 1000}
     monkeypatch.setattr(registry, "published_sums", lambda: {"none": {NAME: facts}})
@@ -162,12 +129,9 @@ def test_an_endless_file_is_not_downloaded_beyond_its_known_size(serve, get, mon
     assert get.left() == set()
 
 
-NESTED = "[" * 100_000
-
-
 @pytest.mark.parametrize(
     "state",
-    ["", "URL", "URL\n", "URL\n1\n2", "URL\nx\r\nEvil: yes", "URL\n\x1b", "URL\n\u4e00", NESTED],
+    ["", "URL\n", "URL\n1\n2", "URL\nx\r\nEvil: yes", "URL\n\x1b", "URL\n\u4e00"],
 )
 def test_a_damaged_state_of_a_download_is_not_used(serve, get, state):
     server = serve(reply())
@@ -180,39 +144,23 @@ def test_a_damaged_state_of_a_download_is_not_used(serve, get, state):
     assert server.header("Range") == [None]
 
 
-SOUND = {"sha256": "0" * 64, "bytes": 1, "time": "t"}
-DAMAGES = {"sha256": "\x1b[2J", "bytes": "many", "time": [[]]}
+RECORD = '{"files": {"a.csv": {"sha256": "%s", "bytes": 1, "time": ""}}}'
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(
-            NESTED,
-            '{"files": {"a.csv": ' + NESTED,
-            "[]",
-            '{"files": []}',
-            '{"files": {"a.csv": {}}}',
-        ),
-        *(json.dumps({"files": {NAME: SOUND | {key: DAMAGES[key]}}}) for key in DAMAGES),
-        '{"files": {"a.csv": {"sha256": "", "bytes": ' + "9" * 5000 + ', "time": ""}}}',
-        None,  # a directory
-    ],
-)
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"files": []}', RECORD % "\\u001b[2J", None])
 def test_a_damaged_record_of_downloads_is_one_message(serve, get, text):
     path = get.directory / "fetched.json"
     get.directory.mkdir()
-    path.mkdir() if text is None else path.write_text(text)
+    path.mkdir() if text is None else path.write_text(text)  # a directory cannot be read
     with pytest.raises(DataError, match=r"fetched\.json"):
         get(serve(reply()).url)
 
 
 BAD_URLS = """http://me:sec@x.org:99999/ http://me:sec/sec@x.org/ /data ftp://x.org/a http://
-http://x.org/?a file:///a#b http://[ http://[::1 http://x.org:-1/ http://x.org:a/ http://:80/
-http://me@/ file://host/x //x.org/ javascript:x http://x.org/\0 http://x.org/\udcff \x1b[2J"""
+http://x.org/?a file:///a#b http://[ http://x.org:0/ http://x.org:a/ http://me@/ file://host/x"""
 
 
-@pytest.mark.parametrize("url", ["", *BAD_URLS.split()])
+@pytest.mark.parametrize("url", ["", "http://x.org/\0", *BAD_URLS.split()])
 def test_a_bad_url_is_one_message(get, url):
     with pytest.raises(ParameterError, match="data_url") as refused:
         get(url)
@@ -225,9 +173,7 @@ def test_a_bad_local_url_is_one_message(get, name):
         get(f"file:///{name}")
 
 
-@pytest.mark.parametrize(
-    "name", ["../a", "/a", "", "..", "b/a", "fetched.json", "a\0.csv", "a\x1b[2J.csv"]
-)
+@pytest.mark.parametrize("name", ["../a", "", "..", "b/a", "fetched.json", "a\x1b[2J.csv"])
 def test_a_name_that_is_not_one_of_a_file_is_one_message(get, name):
     with pytest.raises(ParameterError, match=re.escape(repr(name))):
         get("file:///tmp", name)

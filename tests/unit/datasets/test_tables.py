@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -26,26 +24,17 @@ def as_python_does(value, decimals, strip_zeros):
     return "0" + text[2:] if float(text) == 0 and text.startswith("-") else text
 
 
-@given(tables(), st.booleans(), st.sampled_from([b",", b"\t"]), st.booleans())
+@given(tables(), st.booleans(), st.sampled_from([",", "\t"]), st.booleans())
 def test_rows_are_formatted_as_python_does(table, strip_zeros, separator, with_prefix):
     decimals, values = table
-    prefixes = [b"row %d" % i if with_prefix else b"" for i in range(len(values))]
-    text = format_rows(
-        prefixes,
-        values,
-        decimals=decimals,
-        separator=separator,
-        strip_zeros=strip_zeros,
-        missing=b"na",
-    )
+    prefixes = [f"row {i}" * with_prefix for i in range(len(values))]
+    options = {"decimals": decimals, "separator": separator.encode(), "strip_zeros": strip_zeros}
+    text = format_rows([p.encode() for p in prefixes], values, missing=b"na", **options)
     expected = [
-        separator.join(
-            [prefix] * with_prefix
-            + [as_python_does(value, decimals, strip_zeros).encode() for value in row]
-        )
-        for prefix, row in zip(prefixes, values, strict=True)
+        separator.join([p] * with_prefix + [as_python_does(v, decimals, strip_zeros) for v in row])
+        for p, row in zip(prefixes, values, strict=True)
     ]
-    assert text.splitlines() == expected
+    assert text.decode().splitlines() == expected
 
 
 def test_a_value_that_is_too_large_is_an_error():

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import errno
 import gzip
@@ -52,16 +50,8 @@ def names_in(directory):
 
 
 UNSAFE = [
-    *(
-        "../x",
-        "/tmp/candle_p1_x",
-        "fetched.json",
-        "x" * 5000,
-        "a\x1b[2Jb",
-        "a\nb",
-        "x/" * 2000 + "x",
-    ),
-    *(".nt.csv.partial", ".bad.unpacking/x", "..\\x", "sub/../../x"),
+    *("../x", "/tmp/candle_p1_x", "..\\x", "fetched.json", "x" * 5000, "a\x1b[2Jb"),
+    *(".nt.csv.partial", ".bad.unpacking/x"),
     [("twice", b"x"), ("./twice", b"y")],
     [("file", b"x"), ("file/x", b"y")],
     [("dir/x", b"x"), ("dir", b"y")],
@@ -72,9 +62,7 @@ UNSAFE_IN_TAR = [
     [("link", {"type": tarfile.LNKTYPE, "linkname": "../../x"})],
     [("pipe", {"type": tarfile.FIFOTYPE})],
     [("./bad.tar.gz", b"x")],
-    [("device", {"type": tarfile.BLKTYPE, "devmajor": 8})],
     [("sparse", {"type": tarfile.GNUTYPE_SPARSE})],
-    [("pax", {"pax_headers": {"GNU.sparse.map": "0,1", "GNU.sparse.size": "9"}})],
 ]
 UNSAFE_IN_ZIP = [[("link", b"/etc", stat.S_IFLNK | 0o777)]]
 
@@ -178,26 +166,17 @@ def pax(text):
     return header("x", len(text), tarfile.XHDTYPE) + text + bytes(-len(text) % 512)
 
 
-def sparse(words):
-    record = f" GNU.sparse.map={words}\n GNU.sparse.size=99\n"
-    return pax(f"{len(record) + 3}{record}".encode())
-
-
 EMPTY, END = header("a", 0), bytes(1024)
 HOSTILE = {
     "a size below zero": [header("a", -5), END],
     "a size beyond the archive's end": [header("a", 10_000_000), END],
-    "a size that no archive has": [header("a", 1 << 50), bytes(512)],
     "nested headers": [pax(b"11 path=aa\n") * 5000, EMPTY, END],
     "a path of null bytes": [pax(b"12 path=a\0b\n"), EMPTY, END],
     "no length": [pax(b"99999999 path=a\n"), EMPTY, END],
     "half a header": [EMPTY[:300]],
     "content instead of a header": [EMPTY, b"x" * 512, END],
     "more after the end": [EMPTY, END, b"x" * 512],
-    "sparse, old": [header("a", 2**33, tarfile.GNUTYPE_SPARSE), END],
-} | {
-    f"sparse {words}": [sparse(words), EMPTY, END]
-    for words in ("0,x", "-1,5", "5", "1,2,3", "0,99999999999999999999")
+    "sparse": [pax(b"22 GNU.sparse.map=0,x\n22 GNU.sparse.size=99\n"), EMPTY, END],
 }
 
 
