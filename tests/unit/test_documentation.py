@@ -20,8 +20,8 @@ SCRIPT = re.compile(r"(?:.*/)?(\w+)_baseline_keras2\.py")
 STAND_FOR = {"BENCHMARK": "nt3", "X": "nt3", "NAME": "strong-nt3", "blobs": "nt3", "./blobs": "nt3"}
 """What names in examples are replaced by."""
 OTHER_PROGRAMS = {
-    "--", "--help", "--allow-run-as-root", "--constraint", "--cpu-bind", "--exclusive", "--extra",
-    "--gpu-bind", "--group", "--mem", "--mpi", "--network", "--profile", "--shm-size",
+    "--", "--help", "--allow-run-as-root", "--constraint", "--contain", "--cpu-bind", "--exclusive",
+    "--extra", "--gpu-bind", "--group", "--mem", "--mpi", "--network", "--profile", "--shm-size",
 }  # fmt: skip
 PREFLIGHT = {"--clock_s", "--disk_gib", "--file", "--memory_gib", "--shm_gib"}
 
