@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
+from candle_p1.checkpoints.arrays import TYPE_NAMES, ArraySpec
 from candle_p1.checkpoints.checkpoint import Checkpoint
+from candle_p1.checkpoints.manifest import name_of
 from candle_p1.checkpoints.root import CheckpointRoot
 from candle_p1.checkpoints.writer import CheckpointWriter
 from candle_p1.distributed.comm import SerialCommunicator
@@ -13,13 +17,14 @@ from tools.simulated import ArrayInMemory
 
 @pytest.fixture
 def state():
-    """Arrays of several types, one of them without elements and one without dimensions."""
+    """Arrays of all types, one of them without elements and one without dimensions."""
     random = np.random.default_rng(0)
+    few = {name: random.integers(0, 2, (3, 5)) for name in TYPE_NAMES}
     return {
         "weights/kernel": random.random((700, 50), dtype=np.float32),
-        "weights/bias": random.random(50).astype(np.float16),
         "iterations": np.array(12, np.int64),
         "empty": np.empty((0, 4), np.float64),
+        **{name: each.astype(ArraySpec(name, ()).numpy_type) for name, each in few.items()},
     }
 
 
@@ -37,12 +42,10 @@ def root(tmp_path):
 @pytest.fixture
 def make_writer(root, said):
     """Makes writers of a single process; those still open are closed at the end."""
-    writers = []
+    writers, comm = [], SerialCommunicator()
 
     def make_writer(**options):
-        writers.append(
-            CheckpointWriter(SerialCommunicator(), root, **{"say": said.append, **options})
-        )
+        writers.append(CheckpointWriter(comm, root, **{"say": said.append, **options}))
         return writers[-1]
 
     yield make_writer
@@ -50,15 +53,18 @@ def make_writer(root, said):
         writer.abandon()
 
 
+def sources(state):
+    return {name: ArrayInMemory(array) for name, array in state.items()}
+
+
 @pytest.fixture
 def save(state):
     """Saves the state at an epoch's end and waits until it is safe."""
 
     def save(writer, epoch=1, **options):
-        arrays = {name: ArrayInMemory(array) for name, array in state.items()}
-        mine = {"seed": np.array([epoch])}
+        mine, facts = {"seed": np.array([epoch])}, {"epoch": epoch}
         options = {"wait": True, **options}
-        return writer.save(Position(epoch, 0), arrays, mine, {"epoch": epoch}, **options)
+        return writer.save(Position(epoch, 0), sources(state), mine, facts, **options)
 
     return save
 
@@ -76,3 +82,17 @@ def stored(make_writer, save, root):
 def latest(root):
     """Returns the checkpoint that is linked as the latest."""
     return Checkpoint(root / "latest")
+
+
+def named(epoch):
+    """Returns the name of the first checkpoint of the end of an epoch."""
+    return name_of(Position(epoch, 0))
+
+
+def failing(code):
+    """Returns a function that fails with the number of an error of the operating system."""
+
+    def fail(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    return fail

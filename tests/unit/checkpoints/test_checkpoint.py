@@ -1,12 +1,10 @@
-"""Reading a checkpoint, and noticing that it is damaged, wherever it is."""
+"""Noticing that a checkpoint is damaged, wherever it is."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
-import numpy as np
 import pytest
 import xxhash
 from hypothesis import HealthCheck, given, settings
@@ -15,38 +13,23 @@ from hypothesis import strategies as st
 from candle_p1.checkpoints.checkpoint import Checkpoint
 from candle_p1.checkpoints.manifest import MANIFEST, OtherVersionError
 from candle_p1.errors import CheckpointError
-from tests.unit.checkpoints.conftest import latest
 
 FILES = (MANIFEST, "arrays-0000.safetensors", "ranks.safetensors")
 
 
 @pytest.fixture
-def checkpoint(stored):
-    return latest(stored.directory)
+def copy(stored, tmp_path):
+    """A copy of a checkpoint, to be damaged."""
+    return shutil.copytree(stored.directory / "latest", tmp_path / "copy")
 
 
-@pytest.fixture
-def copy(checkpoint, tmp_path):
-    """A copy of the checkpoint, to be damaged."""
-    return shutil.copytree(checkpoint.directory, tmp_path / "copy")
-
-
-def rewrite_manifest(directory, change):
+def rewrite_manifest(directory, **changes):
     """Changes the manifest as another program would, with the right digest."""
-    content = json.loads((directory / MANIFEST).read_text())
+    content = json.loads((directory / MANIFEST).read_text()) | changes
     del content["xxh3_128"]
-    change(content)
     rest = json.dumps(content, indent=1).removeprefix("{\n") + "\n"
     digest = xxhash.xxh3_128_hexdigest(rest.encode())
     (directory / MANIFEST).write_text(f'{{"xxh3_128": "{digest}",\n{rest}')
-
-
-def test_nothing_of_a_checkpoint_stays_open(checkpoint, state):
-    for name, array in state.items():
-        np.testing.assert_array_equal(checkpoint.read(name), array)
-    checkpoint.rank_states()
-    checkpoint.verify()
-    assert str(checkpoint.directory) not in Path("/proc/self/maps").read_text()
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -75,7 +58,7 @@ def test_a_missing_file_is_named(copy, name):
         Checkpoint(copy).verify()
 
 
-@pytest.mark.parametrize("content", ["", "no JSON", "[]", "{}", "[" * 100_000])
+@pytest.mark.parametrize("content", ["no JSON", "[]", "{}", "[" * 100_000])
 def test_a_manifest_that_is_something_else_is_damaged(copy, content):
     (copy / MANIFEST).write_text(content)
     with pytest.raises(CheckpointError, match="damaged"):
@@ -83,17 +66,16 @@ def test_a_manifest_that_is_something_else_is_damaged(copy, content):
 
 
 def test_another_version_of_the_format_is_refused_and_not_taken_for_damage(stored):
-    rewrite_manifest(stored.directory / "latest", lambda content: content.update(version=1))
+    rewrite_manifest(stored.directory / "latest", version=1)
     for read in (stored.newest, lambda: stored.newest_good(pytest.fail)):
         with pytest.raises(OtherVersionError, match="version 1"):
             read()
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [("position", {"epoch": -1, "step": 0}), ("number", "x"), ("files", {"../x": {}}), ("more", 1)],
+    "change", [{"position": {"epoch": -1, "step": 0}}, {"files": {"../x": {}}}, {"more": 1}]
 )
-def test_a_manifest_with_wrong_values_is_damaged(copy, key, value):
-    rewrite_manifest(copy, lambda content: content.update({key: value}))
-    with pytest.raises(CheckpointError, match=f"damaged: {key}"):
+def test_a_manifest_with_wrong_values_is_damaged(copy, change):
+    rewrite_manifest(copy, **change)
+    with pytest.raises(CheckpointError, match=f"damaged: {next(iter(change))}"):
         Checkpoint(copy)

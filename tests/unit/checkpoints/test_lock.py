@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from candle_p1.checkpoints.lock import WITHOUT_LOCKS, take_lock
+from tests.unit.checkpoints.conftest import failing
 
 HOLDER = """
 import subprocess, sys, time
@@ -24,13 +25,6 @@ child = subprocess.Popen(["sleep", "60"], pass_fds=[lock.descriptor])
 print(child.pid, flush=True)
 time.sleep(60)
 """
-
-
-def refuse_locks(monkeypatch, number):
-    def flock(descriptor, operation):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", flock)
 
 
 def local_locks(monkeypatch, directory):
@@ -63,31 +57,22 @@ def test_only_one_process_has_the_lock_until_it_and_its_heir_have_ended(file):
 
 
 def test_a_lock_that_nobody_has_signed_proves_nothing(file):
-    with pytest.raises(FileNotFoundError):
-        take_lock(file, create=False)
-    for signs in (True, False):
-        lock = take_lock(file)
-        assert not lock.proves_end
-        if signs:
-            lock.sign()
-        lock.release()
-        lock = take_lock(file)
-        assert lock.proves_end is signs
-        lock.release()
-        file.unlink()
-
-
-@pytest.mark.parametrize("number", WITHOUT_LOCKS)
-def test_a_file_system_without_locks_is_told_apart_from_a_lock_that_is_held(
-    file, monkeypatch, number
-):
-    refuse_locks(monkeypatch, number)
+    take_lock(file).release()
     lock = take_lock(file)
-    assert lock.descriptor is None
     assert not lock.proves_end
     lock.sign()
     lock.release()
-    refuse_locks(monkeypatch, errno.EIO)
+    assert take_lock(file).proves_end
+
+
+@pytest.mark.parametrize("number", WITHOUT_LOCKS)
+def test_a_file_system_without_locks_is_told_apart_from_one_that_fails(file, monkeypatch, number):
+    monkeypatch.setattr(fcntl, "flock", failing(number))
+    lock = take_lock(file)
+    assert not lock.proves_end
+    lock.sign()
+    lock.release()
+    monkeypatch.setattr(fcntl, "flock", failing(errno.EIO))
     with pytest.raises(OSError, match="Input/output error"):
         take_lock(file)
 
@@ -108,34 +93,25 @@ def test_a_lock_of_another_node_proves_nothing_where_locks_are_local(file, monke
 
 def test_a_file_that_another_process_removes_meanwhile_is_not_taken_for_the_lock(file, monkeypatch):
     """Who cleans up may hold the lock when its writer begins, and then remove the file."""
-    flock = fcntl.flock
 
     def remove_first(descriptor, operation):
-        monkeypatch.setattr(fcntl, "flock", flock)
+        monkeypatch.undo()
         file.unlink()
-        flock(descriptor, operation)
+        fcntl.flock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", remove_first)
     assert take_lock(file) is None
     lock = take_lock(file)
     assert os.path.samestat(file.stat(), os.fstat(lock.descriptor))
-    lock.release()
 
 
 def test_a_lock_that_is_held_for_a_moment_is_waited_for(file):
-    held = take_lock(file)
-    threading.Timer(0.1, held.release).start()
+    threading.Timer(0.1, take_lock(file).release).start()
     assert take_lock(file, wait_s=10)
 
 
 def test_a_lock_that_cannot_be_signed_is_released(file, monkeypatch):
-    def refuse(*arguments):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", refuse)
-        with pytest.raises(OSError, match="No space"):
-            take_lock(file).sign()
-    lock = take_lock(file)
-    assert not lock.proves_end
-    lock.release()
+    monkeypatch.setattr(os, "pwrite", failing(errno.ENOSPC))
+    with pytest.raises(OSError, match="No space"):
+        take_lock(file).sign()
+    assert not take_lock(file).proves_end

@@ -1,3 +1,5 @@
+"""Writing and reading records; of those that do harm, see reports/test_hostile_records.py."""
+
 from __future__ import annotations
 
 import errno
@@ -31,6 +33,9 @@ from candle_p1.records.summary import summary
 from candle_p1.records.types import Failure, PhaseTimes
 from tests.planted_records import planted_record
 from tests.records import RUNNING
+from tests.unit.checkpoints.conftest import failing
+
+DIED = Failure(reason="rank 1 died", rank=1)
 
 
 @pytest.fixture
@@ -41,16 +46,14 @@ def path(tmp_path):
 @pytest.mark.parametrize("record", [make_record(RUNNING), planted_record("p1b1", 3, energy_j=5.0)])
 def test_a_record_is_read_as_it_was_written(path, record):
     write_record(path, record)
-    again = read_record(path)
     content = record.model_dump(exclude_unset=True)
-    assert again.model_dump(exclude_unset=True) == content == json.loads(path.read_text())
+    assert read_record(path).model_dump(exclude_unset=True) == content
+    assert json.loads(path.read_text()) == content
 
 
 @pytest.mark.parametrize(
     ("change", "place"),
     [
-        ({"status": "done"}, "status"),
-        ({"num_ranks": 0}, "num_ranks"),
         ({"num_ranks": "2"}, "num_ranks"),
         ({"total_s": float("nan")}, "total_s"),
         ({"elapsed": 1.0}, "elapsed"),
@@ -68,19 +71,17 @@ def test_an_invalid_record_is_neither_made_nor_read(path, change, place):
         read_record(path)
 
 
-@pytest.mark.parametrize("version", [2, 4, "3"])
+@pytest.mark.parametrize("version", [2, "3"])
 def test_a_record_of_another_schema_is_refused_with_both_versions(path, version):
     path.write_text(json.dumps(RUNNING | {"schema_version": version}))
     with pytest.raises(RecordError, match=rf"schema_version is {version!r}.* 3\b"):
         read_record(path)
 
 
-@pytest.mark.parametrize(
-    "text", [None, "", "{", "[]", "null", '{"a": 1}', "\xff", "[" * 100_000, '{"a":' * 100_000]
-)
+@pytest.mark.parametrize("text", [None, "{", "[]"])
 def test_a_file_that_is_not_a_record_is_refused(path, text):
     if text is not None:
-        path.write_text(text, encoding="latin-1")
+        path.write_text(text)
     with pytest.raises(RecordError, match=r"run\.json"):
         read_record(path)
 
@@ -92,31 +93,29 @@ def test_arguments_that_are_not_unicode_are_recorded(path):
 
 def test_only_a_running_record_is_ended(path):
     write_record(path, make_record(RUNNING))
-    end_record(path, "failed", Failure(reason="rank 1 died", rank=1))
+    end_record(path, "failed", DIED)
     failed = read_record(path)
-    assert (failed.status, failed.failure.rank) == ("failed", 1)
+    assert (failed.status, failed.failure) == ("failed", DIED)
     assert failed.ended > failed.started
     end_record(path, "interrupted", Failure(reason="too late", rank=None))
     assert read_record(path) == failed
 
 
 def test_a_record_that_is_lost_is_ended_if_it_is_known(path):
-    failure = Failure(reason="rank 1 died", rank=1)
     with pytest.raises(RecordError):
-        end_record(path, "failed", failure)
-    ended = end_record(path, "failed", failure, make_record(RUNNING), quality={})
+        end_record(path, "failed", DIED)
+    ended = end_record(path, "failed", DIED, make_record(RUNNING), quality={})
     assert read_record(path) == ended
-    assert ended.failure == failure
+    assert ended.failure == DIED
 
 
 def test_a_run_that_ends_early_leaves_what_it_had_measured(path):
     epoch = {"epoch": 1, "metrics": {"loss": 0.5}, "train": Seconds.over([2.0])}
-    training = {"training": {"epochs": [epoch]}, "known_until_s": 3.0}
     record = make_record(RUNNING)
     write_record(path, record)
-    write_so_far(path, extend_record(record, **training))
+    write_so_far(path, extend_record(record, training={"epochs": [epoch]}, known_until_s=3.0))
     assert read_record(path) == record
-    end_record(path, "failed", Failure(reason="rank 1 died", rank=1))
+    end_record(path, "failed", DIED)
     failed = read_record(path)
     assert (failed.status, failed.training.epochs[0].metrics) == ("failed", {"loss": 0.5})
     assert list(path.parent.iterdir()) == [path]
@@ -129,11 +128,8 @@ def test_a_run_that_ends_early_leaves_what_it_had_measured(path):
 
 
 def test_a_record_begins_only_with_space_for_its_end(path, monkeypatch):
-    def reserve(path, num_bytes):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with monkeypatch.context() as full:
-        full.setattr("candle_p1.records.record.reserve", reserve)
+        full.setattr("candle_p1.records.record.reserve", failing(errno.ENOSPC))
         with pytest.raises(OSError, match="No space left"):
             begin_record(path, make_record(RUNNING))
     assert not list(path.parent.iterdir())
@@ -141,24 +137,19 @@ def test_a_record_begins_only_with_space_for_its_end(path, monkeypatch):
     with pytest.raises(FileExistsError):
         begin_record(path, make_record(RUNNING))
     # On a full disk there is no other space than what was kept.
-    monkeypatch.setattr("candle_p1.files.tempfile.mkstemp", lambda **options: reserve(path, 0))
-    end_record(path, "failed", Failure(reason="the disk is full", rank=0))
+    monkeypatch.setattr("candle_p1.files.tempfile.mkstemp", failing(errno.ENOSPC))
+    end_record(path, "failed", DIED)
     assert read_record(path).status == "failed"
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
-    path = tmp_path / "file"
+def test_an_interrupted_write_leaves_the_old_file_and_no_other(path, monkeypatch):
     write_atomically(path, "old")
-
-    def fail(descriptor):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="disk full"):
+    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+    with pytest.raises(OSError, match="Input/output"):
         write_atomically(path, "new")
     assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
+    assert list(path.parent.iterdir()) == [path]
 
 
 @given(st.lists(st.floats(0, 1e6) | st.none(), min_size=1).filter(any))
@@ -181,6 +172,7 @@ def test_raw_values_are_beside_the_record_under_their_place(path):
     wait = PhaseTimes.over([0.0, 3.5], begin=Seconds.over([None, 1.0]))
     phases = {"load": PhaseTimes.over([1 / 3, 2.0], regions={"wait": wait})}
     record = extend_record(make_record(RUNNING), phases=phases)
+    assert read_per_rank(path, record) is None
     write_record(path, record)
     assert "0.3333333333333333" not in path.read_text()
     raw = read_per_rank(path, record)
@@ -190,23 +182,9 @@ def test_raw_values_are_beside_the_record_under_their_place(path):
     assert raw.get("phases.train") is None
 
 
-def test_missing_raw_values_are_none_and_damaged_ones_an_error(path):
-    write_record(path, make_record(RUNNING))
-    assert read_per_rank(path, make_record(RUNNING)) is None
-    record = planted_record(num_ranks=2)
-    write_record(path, record)
-    file = path.with_name(PER_RANK_NAME)
-    whole = file.read_bytes()
-    for damaged in (b"", whole[:100], whole[: len(whole) // 2], b"no numpy file"):
-        file.write_bytes(damaged)
-        with pytest.raises(RecordError, match=PER_RANK_NAME):
-            read_per_rank(path, record)
-
-
 def npz(save=np.savez, names=("phases.load",), ends=(2,), values=(1.0, 2.0)):
-    """Returns a file of raw values, as a function of its parts; names may be JSON already."""
-    text = names if isinstance(names, bytes) else json.dumps(names).encode()
-    content = io.BytesIO()
+    """Returns a file of raw values, as a function of its parts."""
+    content, text = io.BytesIO(), json.dumps(names).encode()
     parts = {"names": np.frombuffer(text, np.uint8), "ends": np.array(ends)}
     save(content, **parts, values=np.array(values))
     return content.getvalue()
@@ -227,26 +205,22 @@ def absurd_shape():
 @pytest.mark.parametrize(
     "content",
     [
+        b"",
+        npz()[:100],
         npz(names=["x"]),
-        npz(names={"phases.load": 0}, ends=(1,), values=(1.0,)),
-        npz(names=[1]),
         npz(ends=(3,)),
-        npz(ends=(-1,), values=()),
+        npz(ends=(3, 2), names=["phases.load", "x"]),
+        npz(ends=(2.0,)),
         npz(ends=2),
-        npz(ends=("a",)),
-        npz(ends=(), names=[], values=()),
         npz(values=(1.0, 3.0)),
         npz(values=(1.0, 2.0, 3.0), ends=(3,)),
-        npz(values=(np.nan, np.nan)),
         npz(names=["phases.load", "phases.load.begin"], ends=(2, 4), values=(1, 2, 0, np.inf)),
-        npz(values=(1.0, 2.0 + 1j)),
         npz(values=np.array([1.0, {}], dtype=object)),
-        npz(np.savez_compressed, values=np.zeros(10**6), ends=(10**6,)),
-        npz(names=b"[" * 100_000),
+        npz(np.savez_compressed),
         absurd_shape(),
     ],
 )
-def test_raw_values_of_another_run_are_refused(path, content):
+def test_raw_values_that_are_damaged_or_of_another_run_are_refused(path, content):
     record = extend_record(make_record(RUNNING), phases={"load": PhaseTimes.over([1.0, 2.0])})
     file = path.with_name(PER_RANK_NAME)
     file.write_bytes(npz())
@@ -256,9 +230,8 @@ def test_raw_values_of_another_run_are_refused(path, content):
         read_per_rank(path, record)
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
-def test_raw_values_are_read_from_regular_files_only(path, make):
-    make(path.with_name(PER_RANK_NAME))
+def test_raw_values_are_read_from_regular_files_only(path):
+    os.mkfifo(path.with_name(PER_RANK_NAME))
     with pytest.raises(RecordError, match=PER_RANK_NAME):
         read_per_rank(path, make_record(RUNNING))
 

@@ -1,4 +1,4 @@
-"""A run from its directory to its record: what ranks other than 0 are told."""
+"""A run from its directory to its record."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ from tests.planted_records import planted_record
 from tests.unit.training.test_run_directory import parameters
 
 
+@pytest.fixture(autouse=True)
+def unwatched(monkeypatch):
+    monkeypatch.setenv("CANDLE_P1_WATCHDOG", "off")
+
+
+def recorded_run(params):
+    return lifecycle.recorded_run("nt3", params, SerialCommunicator())
+
+
 class DirectoryElsewhere(lifecycle.RunDirectory):
     """As on a rank other than 0: it does not open the directory, which is not the expected one."""
 
@@ -28,22 +37,17 @@ class DirectoryElsewhere(lifecycle.RunDirectory):
 
 def test_each_rank_learns_where_the_record_is(tmp_path, monkeypatch):
     """An unwatched rank that fails would mark the record of the job that was faster as failed."""
-    told = []
+    told, watch = [], lifecycle.watch
 
-    def watch(*arguments):
-        watchdog = unwatched(*arguments)
+    def listening(*arguments):
+        watchdog = watch(*arguments)
         monkeypatch.setattr(watchdog, "report_record", told.append)
         return watchdog
 
-    unwatched = lifecycle.watch
-    monkeypatch.setenv("CANDLE_P1_WATCHDOG", "off")
-    monkeypatch.setattr(lifecycle, "watch", watch)
+    monkeypatch.setattr(lifecycle, "watch", listening)
     monkeypatch.setattr(lifecycle, "RunDirectory", DirectoryElsewhere)
-    params = parameters(tmp_path)
-    with lifecycle.recorded_run("nt3", params, SerialCommunicator()) as run:
-        directory = run.directory
-        assert told == [directory / "run.json"]
-    assert directory.name == "another"
+    with recorded_run(parameters(tmp_path)) as run:
+        assert told == [run.directory / "run.json"] == [tmp_path / "EXP000/another/run.json"]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +56,6 @@ def test_each_rank_learns_where_the_record_is(tmp_path, monkeypatch):
         (lifecycle.RunDirectory, "find"),
         (lifecycle.RunDirectory, "open"),
         (lifecycle, "watch"),
-        (lifecycle, "CallProfile"),
         (lifecycle.Run, "result_directory"),
     ],
 )
@@ -69,17 +72,15 @@ def test_a_run_that_fails_while_it_opens_leaves_nothing_behind(tmp_path, monkeyp
         gc.collect()  # the memory in which steps are counted
         return threading.enumerate(), dict(os.environ), sorted(Path("/proc/self/fd").iterdir())
 
-    monkeypatch.setenv("CANDLE_P1_WATCHDOG", "off")
-    find = lifecycle.RunDirectory.find
-    params = parameters(tmp_path, "--run_id", "one", "--logfile", str(tmp_path / "log"))
-    with lifecycle.recorded_run("nt3", parameters(tmp_path), SerialCommunicator()):
-        pass  # what is opened once per process
-    before = left()
-
     def run():
-        with lifecycle.recorded_run("nt3", params, SerialCommunicator()) as opened:
+        with recorded_run(params) as opened:
             opened.result_directory(None)
 
+    find = lifecycle.RunDirectory.find
+    params = parameters(tmp_path, "--run_id", "one", "--logfile", str(tmp_path / "log"))
+    with recorded_run(parameters(tmp_path)):
+        pass  # what is opened once per process
+    before = left()
     with monkeypatch.context() as planted:
         planted.setattr(place, name, fail)
         with pytest.raises(SetupError, match="planted"):
@@ -91,24 +92,21 @@ def test_a_run_that_fails_while_it_opens_leaves_nothing_behind(tmp_path, monkeyp
 
 def run_to_its_end(params, before_end):
     """Runs without training; `before_end` is called with the path of the record."""
-    record, comm = planted_record("nt3", 1), SerialCommunicator()
+    record = planted_record("nt3", 1)
     names = ("data", "plan", "model", "distributed", "training", "quality", "environment")
-    with lifecycle.recorded_run("nt3", params, comm) as run:
+    with recorded_run(params) as run:
         with run.phases("train"):
             before_end(run.record_path)
         run.finish(
-            describe_rank(comm, threads=1, device="cpu", num_cores=1),
+            describe_rank(run.comm, threads=1, device="cpu", num_cores=1),
             efficiency={"kind": "absent", "reason": "nothing was trained"},
             **{name: getattr(record, name) for name in names},
         )
         return run
 
 
-@pytest.mark.parametrize(
-    "harm", [Path.unlink, lambda path: path.write_text(""), lambda path: path.write_text("{")]
-)
-def test_a_record_that_is_lost_is_written_all_the_same(tmp_path, monkeypatch, harm):
-    monkeypatch.setenv("CANDLE_P1_WATCHDOG", "off")
+@pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_text("{")])
+def test_a_record_that_is_lost_is_written_all_the_same(tmp_path, harm):
     run = run_to_its_end(parameters(tmp_path), harm)
     written = read_record(run.record_path)
     assert written == run.record
@@ -116,15 +114,14 @@ def test_a_record_that_is_lost_is_written_all_the_same(tmp_path, monkeypatch, ha
     assert written.parameters["epochs"].value == 4
 
 
-def test_a_record_that_says_otherwise_is_an_error(tmp_path, monkeypatch):
+def test_a_record_that_says_otherwise_is_an_error(tmp_path):
     """As when the watchdog server has taken a rank for dead."""
 
     def fail(path):
         end_record(path, "failed", Failure(reason="rank 1 died", rank=1))
 
-    monkeypatch.setenv("CANDLE_P1_WATCHDOG", "off")
     path = tmp_path / "EXP000/RUN000/run.json"
-    with pytest.raises(RecordError, match=r'run\.json: .*"ok", but .*"failed"') as caught:
+    with pytest.raises(RecordError, match=r'"ok", but .*"failed"') as caught:
         run_to_its_end(parameters(tmp_path), fail)
     assert caught.value.agreed
     assert str(path) in str(caught.value)

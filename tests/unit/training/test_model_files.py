@@ -13,6 +13,8 @@ from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import ParameterError
 
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
+from candle_p1.training.model_files import ModelFiles  # noqa: E402
+from candle_p1.training.setup import check_best_metric  # noqa: E402
 
 NT3, P1B1, P1B3 = map(find_benchmark, ("nt3", "p1b1", "p1b3"))
 
@@ -27,12 +29,13 @@ class ManyFiles:
     """Stands for a benchmark."""
 
     def model_files(self, params):
+        def first_layer(model):
+            return keras.Model(model.inputs, model.layers[0].output)
+
         return [
             ModelFile("model.json", "begin"),
             ModelFile("best.weights.h5", "best"),
-            ModelFile(
-                "half.keras", "end", lambda model: keras.Model(model.inputs, model.layers[0].output)
-            ),
+            ModelFile("half.keras", "end", first_layer),
         ]
 
 
@@ -42,18 +45,13 @@ def model():
     keras.backend.clear_session()
 
 
-@pytest.fixture
-def make_files(tmp_path):
-    from candle_p1.training.model_files import ModelFiles
-
-    def make_files(*flags, benchmark=None, directory=tmp_path, rank=0):
-        comm = SerialCommunicator()
-        comm.rank = rank
-        run = SimpleNamespace(comm=comm, screen=Screen())
-        params = NT3.read_parameters(flags)
-        return ModelFiles(benchmark or ManyFiles(), params, directory, run), run.screen
-
-    return make_files
+def make_files(directory, rank=0):
+    """Returns the files of a run with --save_model, and its screen."""
+    comm = SerialCommunicator()
+    comm.rank = rank
+    run = SimpleNamespace(comm=comm, screen=Screen())
+    params = NT3.read_parameters(["--save_model", "True"])
+    return ModelFiles(ManyFiles(), params, directory, run), run.screen
 
 
 def train(model, files, losses, first=0):
@@ -69,10 +67,10 @@ def best_epoch(model, path):
     return int(model.get_weights()[0][0, 0])
 
 
-def test_files_are_saved_before_after_and_between(make_files, model, tmp_path):
-    files, screen = make_files("--save_model", "True")
+def test_files_are_saved_before_after_and_between(model, tmp_path):
+    files, screen = make_files(tmp_path)
     train(model, files, [0.5, 0.3, float("nan"), 0.4])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.weights.h5", "model.json"]
+    assert {path.name for path in tmp_path.iterdir()} == {"best.weights.h5", "model.json"}
     assert files.are_final
     files.save_final(model)
     assert {"half.keras", "model.keras"} < {path.name for path in tmp_path.iterdir()}
@@ -82,35 +80,30 @@ def test_files_are_saved_before_after_and_between(make_files, model, tmp_path):
     assert (screen.warned, files.warnings) == ([], [])
 
 
-@pytest.mark.parametrize(("is_missing", "best"), [(False, 4), (True, 3)])
-def test_a_continued_run_remembers_the_best_epoch(make_files, model, tmp_path, is_missing, best):
-    files, _ = make_files()
+@pytest.mark.parametrize(
+    ("is_missing", "losses", "best"), [(False, [0.2, 0.05], 4), (True, [0.4, 0.5], 3)]
+)
+def test_a_continued_run_remembers_the_best_epoch(model, tmp_path, is_missing, losses, best):
+    files, _ = make_files(tmp_path)
     train(model, files, [0.5, 0.1])
     state = json.loads(json.dumps(files.checkpoint_state()))
     if is_missing:
         (tmp_path / "best.weights.h5").unlink()
-    continued, _ = make_files()
+    continued, _ = make_files(tmp_path)
     continued.restore_state(state)
-    train(model, continued, [0.2, 0.05] if not is_missing else [0.4, 0.5], first=2)
+    train(model, continued, losses, first=2)
     assert best_epoch(model, tmp_path / "best.weights.h5") == best
 
 
-def test_only_rank_0_saves(make_files, model, tmp_path):
-    files, _ = make_files("--save_model", "True", rank=1)
+def test_only_rank_0_saves(model, tmp_path):
+    files, _ = make_files(tmp_path, rank=1)
     train(model, files, [0.5, 0.3])
     files.save_final(model)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_saved_unless_it_is_asked_for(make_files, model, tmp_path):
-    files, _ = make_files(benchmark=NT3)
-    train(model, files, [0.5, 0.3])
-    assert not files.are_final
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_cannot_be_written_causes_one_warning_for_each_file(make_files, model, tmp_path):
-    files, screen = make_files("--save_model", "True", directory=tmp_path / "missing")
+def test_what_cannot_be_written_causes_one_warning_for_each_file(model, tmp_path):
+    files, screen = make_files(tmp_path / "missing")
     train(model, files, [0.5, 0.4, 0.3])
     files.save_final(model)
     assert screen.said == []
@@ -121,7 +114,7 @@ def test_what_cannot_be_written_causes_one_warning_for_each_file(make_files, mod
     assert screen.warned == files.warnings
 
 
-def test_a_model_that_has_no_description_is_refused_before_training(make_files):
+def test_a_model_that_has_no_description_is_refused_before_training(tmp_path):
     class Undescribed(keras.layers.Layer):
         def __init__(self, function):
             super().__init__()
@@ -131,43 +124,33 @@ def test_a_model_that_has_no_description_is_refused_before_training(make_files):
             return self.function(inputs)
 
     strange = keras.Sequential([keras.layers.Input((2,)), Undescribed(lambda x: 2 * x)])
-    files, _ = make_files("--save_model", "True", benchmark=NT3)
-    with pytest.raises(ParameterError, match=r"model\.keras.*--save_model.*get_config"):
-        files.check(strange)
+    with pytest.raises(ParameterError, match=r"model\.json.*get_config"):
+        make_files(tmp_path)[0].check(strange)
 
 
 def test_candles_files_are_those_of_the_benchmarks():
-    cp = P1B1.model_files(P1B1.read_parameters(["--cp"]))
-    assert [(file.name, file.when) for file in cp] == [
-        ("model.json", "begin"),
-        ("best.weights.h5", "best"),
-        ("encoder.keras", "end"),
-        ("decoder.keras", "end"),
-    ]
-    assert P1B1.model_files(P1B1.read_parameters([])) == []
-    best = P1B3.model_files(P1B3.read_parameters(["--save_best_model", "True"]))
-    assert [(file.name, file.when) for file in best] == [("best.keras", "best")]
-    assert P1B3.model_files(P1B3.read_parameters([])) == []
+    def files(benchmark, *flags):
+        found = benchmark.model_files(benchmark.read_parameters(flags))
+        return [(file.name, file.when) for file in found]
+
+    of_autoencoder = [("encoder.keras", "end"), ("decoder.keras", "end")]
+    best = [("model.json", "begin"), ("best.weights.h5", "best")]
+    assert files(P1B1, "--cp") == [*best, *of_autoencoder]
+    assert files(P1B3, "--save_best_model", "True") == [("best.keras", "best")]
+    assert files(P1B1) == files(P1B3) == []
 
 
-# --- the metric of the best checkpoint --------------------------------------------------------
+@pytest.mark.parametrize(
+    ("benchmark", "metrics"),
+    [(NT3, "val_loss val_acc accuracy lr"), (P1B1, "val_corr xent"), (P1B3, "val_accuracy")],
+)
+def test_the_best_checkpoints_metric_is_one_of_the_run(model, benchmark, metrics):
+    def check(metric, *flags):
+        argv = ["--ckpt_save_interval", "1", "--ckpt_save_best_metric", metric, *flags]
+        check_best_metric(benchmark, benchmark.read_parameters(argv), model)
 
-
-def check(benchmark, model, *flags):
-    from candle_p1.training.setup import check_best_metric
-
-    params = benchmark.read_parameters(["--ckpt_save_interval", "1", *flags])
-    check_best_metric(benchmark, params, model)
-
-
-def test_the_best_checkpoints_metric_is_one_of_the_run(model):
-    for benchmark, metrics in (
-        (NT3, "val_loss val_acc accuracy lr"),
-        (P1B1, "val_corr xent"),
-        (P1B3, "val_accuracy"),
-    ):
-        for metric in metrics.split():
-            check(benchmark, model, "--ckpt_save_best_metric", metric)
-    with pytest.raises(ParameterError, match=r"flag.*accuracy, learning_rate, loss, val_accuracy"):
-        check(NT3, model, "--ckpt_save_best_metric", "val_auc")
-    check(NT3, model, "--ckpt_save_best_metric", "val_auc", "--ckpt_save_best", "False")
+    for metric in metrics.split():
+        check(metric)
+    with pytest.raises(ParameterError, match=r"flag.*learning_rate, loss, .*val_loss"):
+        check("val_auc")
+    check("val_auc", "--ckpt_save_best", "False")

@@ -14,21 +14,23 @@ keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 saver_module = pytest.importorskip("candle_p1.training.saver")
 
 from candle_p1.training.fingerprint import SavedRun  # noqa: E402
-from candle_p1.training.save_trigger import Agreed, SaveTrigger  # noqa: E402
+from candle_p1.training.save_trigger import SaveTrigger  # noqa: E402
 
 NAN = float("nan")
 NT3 = find_benchmark("nt3")
-SAVED_RUN = SavedRun(directory="here", segment=1, steps=0)
 
 
 class Writer:
     """Notes what is saved."""
 
     def __init__(self):
-        self.saved, self.loses = [], False
+        self.saved, self.best, self.waited, self.loses = [], [], [], False
 
     def save(self, position, arrays, own, facts, *, best, wait):
-        self.saved.append((position.epoch, position.step, best))
+        at = position.epoch, position.step
+        self.saved.append(at)
+        self.best += [at] * best
+        self.waited += [at] * wait
         return True
 
     def best_is_lost(self):
@@ -43,13 +45,13 @@ def writer():
 
 @pytest.fixture
 def make_saver(monkeypatch, writer):
-    """Returns a saver for epochs of five steps."""
+    """Returns a saver for eight epochs of five steps, and its model."""
     monkeypatch.setattr(saver_module, "own_arrays", lambda model, within_epoch: {})
     monkeypatch.setattr(saver_module, "replicated_arrays", lambda model, with_optimizer: {})
     monkeypatch.setattr(saver_module, "epoch_arrays", lambda epoch: {})
-    comm = SerialCommunicator()
+    comm, saved_run = SerialCommunicator(), SavedRun(directory="here", segment=1, steps=0)
 
-    def make(start=(0, 0), flags="--ckpt_save_best False"):
+    def make(flags="--ckpt_save_best False", start=(0, 0), is_signalled=False):
         model = SimpleNamespace(
             stop_training=False,
             optimizer=SimpleNamespace(learning_rate=keras.ops.convert_to_tensor(0.1)),
@@ -58,59 +60,49 @@ def make_saver(monkeypatch, writer):
             jax_state_sync=lambda: None,
         )
         training = SimpleNamespace(
-            run=SimpleNamespace(comm=comm, saved_run=lambda: SAVED_RUN),
+            run=SimpleNamespace(comm=comm, saved_run=lambda: saved_run),
             params=NT3.read_parameters(flags.split()),
             plan=SimpleNamespace(steps_per_epoch=5, epochs_per_rank=8, model_dump=dict),
             model=model,
             fingerprint={"benchmark": "nt3", "parameters": {}, "data": {}},
             restart=None,
         )
-        return saver_module.Saver(
+        saver = saver_module.Saver(
             training,
             writer,
-            SaveTrigger(comm, 0.0, lambda: False),
+            SaveTrigger(comm, 0.0, lambda: is_signalled),
             SimpleNamespace(capture=dict),
             SimpleNamespace(so_far=lambda: None),
             SimpleNamespace(to_facts=lambda: {"epochs": [], "num_samples": 0}),
-            at(*start),
-        ), model
+            Position(*start),
+        )
+        return saver, model
 
     return make
 
 
-def at(epoch, step):
-    return Position(epoch=epoch, step=step)
-
-
 def run_epoch(saver, epoch, *, first_step=0, **logs):
     for step in range(first_step, 5):
-        assert saver.before_step(at(epoch, step))
+        assert saver.before_step(Position(epoch, step))
     assert saver.after_epoch(epoch, {"loss": 1.0, **logs})
-
-
-def positions(writer):
-    return [(epoch, step) for epoch, step, _ in writer.saved]
 
 
 def test_passes_count_from_the_start_of_a_part(make_saver, writer):
     """After a restart on other ranks, the steps before are no multiple of the passes."""
     flags = "--ckpt_save_best False --ckpt_every_steps 1 --backward_passes_per_step 2"
-    saver, _ = make_saver((3, 0), flags)
+    saver, _ = make_saver(flags, start=(3, 0))
     run_epoch(saver, 3)
     run_epoch(saver, 4)
-    assert positions(writer) == [(3, 2), (3, 4), (4, 1), (4, 3), (5, 0)]
+    assert writer.saved == [(3, 2), (3, 4), (4, 1), (4, 3), (5, 0)]
 
 
 def test_the_position_of_the_restart_is_not_saved_again(make_saver, writer):
-    saver, _ = make_saver((1, 3), "--ckpt_save_best False --ckpt_every_steps 4")
+    saver, _ = make_saver("--ckpt_save_best False --ckpt_every_steps 4", start=(1, 3))
+    assert saver.position == Position(1, 3)
     run_epoch(saver, 1, first_step=3)
-    assert positions(writer) == []
+    assert writer.saved == []
     run_epoch(saver, 2)
-    assert positions(writer) == [(2, 2)]
-
-
-def test_training_that_was_over_ends_where_it_began(make_saver):
-    assert make_saver((4, 0))[0].position == at(4, 0)
+    assert writer.saved == [(2, 2)]
 
 
 @pytest.mark.parametrize("allow_nan", [False, True])
@@ -118,49 +110,51 @@ def test_an_epoch_without_a_finite_loss_is_saved_only_if_that_is_allowed(
     make_saver, writer, allow_nan
 ):
     flags = "--ckpt_save_best False --ckpt_save_interval 1 --ckpt_every_steps 5"
-    saver, model = make_saver(flags=f"{flags} --allow_nan {allow_nan}")
+    saver, model = make_saver(f"{flags} --allow_nan {allow_nan}")
     run_epoch(saver, 0)
     model.stop_training = True
     run_epoch(saver, 1, loss=NAN)
-    assert positions(writer) == [(1, 0), (2, 0)][: 1 + allow_nan]
-    assert saver.position == at(2, 0)
+    assert writer.saved == [(1, 0), (2, 0)][: 1 + allow_nan]
+    assert writer.waited == [(2, 0)] * allow_nan
+    assert saver.position == Position(2, 0)
 
 
 @pytest.mark.parametrize(("allow_nan", "num_saved"), [(False, 2), (True, 4)])
 def test_once_its_loss_is_not_finite_an_epoch_is_not_saved(
     make_saver, writer, allow_nan, num_saved
 ):
-    saver, model = make_saver(flags=f"--ckpt_every_steps 1 --allow_nan {allow_nan}")
+    saver, model = make_saver(f"--ckpt_every_steps 1 --allow_nan {allow_nan}")
     for step, loss in enumerate([1.0, 2.0, NAN, 1.0, 1.0]):
-        saver.before_step(at(0, step))
+        saver.before_step(Position(0, step))
         model.metrics[0].update_state(loss)
-    assert positions(writer) == [(0, 1), (0, 2), (0, 3), (0, 4)][:num_saved]
+    assert writer.saved == [(0, 1), (0, 2), (0, 3), (0, 4)][:num_saved]
 
 
-def test_a_signal_ends_an_epoch_whose_loss_is_not_finite(make_saver, writer, monkeypatch):
-    """There is nothing to save, and no time for the rest of the epoch."""
-    saver, model = make_saver()
-    monkeypatch.setattr(saver._trigger, "step", lambda: Agreed(is_due=False, is_signalled=True))
-    model.metrics[0].update_state(NAN)
-    assert saver.before_step(at(0, 1))
-    assert model.stop_training
-    assert positions(writer) == []
+@pytest.mark.parametrize("is_finite", [True, False])
+def test_a_signal_saves_and_ends_the_epoch(make_saver, writer, is_finite):
+    """If the loss is not finite, there is nothing to save, and no time for the rest of it."""
+    saver, model = make_saver(is_signalled=True)
+    model.metrics[0].update_state(1.0 if is_finite else NAN)
+    assert saver.before_step(Position(0, 1)) is not is_finite
+    assert saver.is_interrupted is is_finite
+    assert model.stop_training is not is_finite
+    assert writer.saved == writer.waited == [(0, 1)] * is_finite
 
 
 def test_a_best_epoch_that_is_put_off_by_accumulation_is_saved_as_the_best(make_saver, writer):
-    saver, _ = make_saver(flags="--backward_passes_per_step 2")
+    saver, _ = make_saver("--backward_passes_per_step 2")
     run_epoch(saver, 0, val_loss=3.0)
     run_epoch(saver, 1, val_loss=4.0)
-    assert writer.saved == [(1, 1, True)]
+    assert writer.saved == writer.best == [(1, 1)]
 
 
 def test_after_a_best_epoch_that_could_not_be_written_a_worse_one_may_be_the_best(
     make_saver, writer
 ):
-    saver, _ = make_saver(flags="")
+    saver, _ = make_saver("")
     run_epoch(saver, 0, val_loss=3.0)
     run_epoch(saver, 1, val_loss=1.0)
     writer.loses = True
     run_epoch(saver, 2, val_loss=3.5)
     run_epoch(saver, 3, val_loss=2.0)
-    assert positions(writer) == [(1, 0), (2, 0), (4, 0)]
+    assert writer.saved == [(1, 0), (2, 0), (4, 0)]
