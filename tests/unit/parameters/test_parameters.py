@@ -157,7 +157,6 @@ def test_values_may_be_written_in_all_forms_of_literals(tmp_path):
         ("activation = relu  # the usual", ["line 7", "activation = 'relu'"]),
         ("train_data = 'open", ["train_data = 'open", "line 7"]),
         (r"train_data = 'C:\data'", [r"train_data = 'C:\data'", "line 7"]),
-        ("train_bool = 1", ["train_bool = 1", "line 7", "True or False"]),
         ("train_steps = __import__('os').getpid()", ["train_steps = __import__", "line 7"]),
         ("train_steps =", ["train_steps = ", "line 7", "at least 0"]),
         ("train_steps = 1\n  val_steps = 2", ["1 val_steps = 2", "line 7", "indented"]),
@@ -165,10 +164,8 @@ def test_values_may_be_written_in_all_forms_of_literals(tmp_path):
         ("train_steps = 1.5", ["train_steps = 1.5", "line 7"]),
         ("train_steps = 0x" + "f" * 5000, ["train_steps = ", "line 7"]),
         ("learning_rate = 0", ["learning_rate = 0", "line 7", "above 0"]),
-        ("learning_rate = 1e999", ["learning_rate = inf", "line 7"]),
         ("dropout = 1", ["dropout = 1", "line 7", "below 1"]),
         ("data_type = 'f8'", ["data_type = 'f8'", "line 7", "bf16, f16, f32, f64"]),
-        ("run_id = None", ["run_id = None", "line 7"]),
         ("conv = [1, [2], 3]", ["conv = [1, [2], 3]", "line 7", "at least 0"]),
         (f"conv = {[-1] * 100}", [f"conv = {str([-1] * 100)[:77]}...", "line 7"]),
         ("just words", ["line 7"]),
@@ -218,38 +215,19 @@ def test_files_that_cannot_be_read(tmp_path):
         ("config_file", "caf\udce9.txt", "UTF-8"),
     ],
 )
-def test_text_that_nothing_can_be_named_is_refused(params, tmp_path, name, value, problem):
-    config_file = tmp_path / "mine.txt"
-    config_file.write_text(f"[Global_Params]\n{name} = {value!a}\n")
-    for read in (
-        lambda: NT3.parse([f"--{name}", value]),
-        lambda: NT3.parse(["--config_file", str(config_file)]),
-        lambda: NT3.bind({**params, name: value}),
-    ):
-        with pytest.raises(ParameterError, match=f"^{name} = .*{problem}") as error:
-            read()
-        assert len(str(error.value)) < 400
+def test_text_that_nothing_can_be_named_is_refused(params, name, value, problem):
+    with pytest.raises(ParameterError, match=f"^{name} = .*{problem}") as error:
+        NT3.bind({**params, name: value})
+    assert len(str(error.value)) < 400
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "--dense 100000000 100000000",
-        "--conv 1 20 1 1 9999999 1",
-        "--pool 1000000000",
-        "--batch_size 1000000000",
-        "--epochs 1000000000",
-        "--warmup_epochs 1000000000",
-        "--learning_rate 1e308",
-        "--load_threads 1000000",
-        "--cache_limit 1e308",
-        "--stall_shutdown_s 10000000000",
-    ],
-)
-def test_absurd_sizes_are_refused(model_file, flags):
-    name = flags.split()[0].removeprefix("--")
+LIMITED = "dense conv pool batch_size epochs warmup_epochs learning_rate load_threads cache_limit"
+
+
+@pytest.mark.parametrize("name", [*LIMITED.split(), "stall_shutdown_s"])
+def test_absurd_sizes_are_refused(model_file, name):
     with pytest.raises(ParameterError, match=rf"^{name} = .* at most "):
-        NT3.parse(flags.split(), model_file)
+        NT3.parse([f"--{name}", str(10**17)], model_file)
 
 
 @pytest.mark.parametrize(
@@ -269,9 +247,7 @@ def test_absurd_sizes_are_refused(model_file, flags):
         ("-epoch 3", "-epoch is not a flag"),
         ("--config_file=", "parameter file .: "),
         ("--conv 1 a", "conv = '1 a' (flag): must be a list of integers, each at least 0 and "),
-        ("--scaling minabs", "scaling = 'minabs' (flag): must be one of maxabs, minmax, std, none"),
         (f"--rng_seed {2**32}", f"at most {2**32 - 1}"),
-        ("--epochs " + "9" * 5000, "epochs"),
     ],
 )
 def test_mistakes_in_flags_are_named(model_file, flags, part):
@@ -320,16 +296,10 @@ def test_replace_returns_a_changed_set(params):
 
 
 def test_numpy_values_become_python_values(params):
-    values = {
-        "epochs": np.int64(8),
-        "learning_rate": np.float32(0.5),
-        "shuffle": np.bool_(False),
-        "dense": np.array([3, 4]),
-        "activation": np.str_("elu"),
-    }
+    values = {"epochs": np.int64(8), "learning_rate": np.float32(0.5), "shuffle": np.bool_(False)}
+    values |= {"dense": np.array([3, 4]), "activation": np.str_("elu")}
     changed = params.replace(values)
-    found = {name: changed[name] for name in values}
-    assert repr(found) == repr(dict(zip(values, (8, 0.5, False, [3, 4], "elu"), strict=True)))
+    assert repr([changed[name] for name in values]) == repr([8, 0.5, False, [3, 4], "elu"])
     with pytest.raises(ParameterError, match=r"^data_type = <class 'numpy.float32'> \(program\)"):
         params.replace({"data_type": np.float32})
 
