@@ -82,18 +82,15 @@ def test_both_copy_everything_that_the_set_up_reads():
 
 
 def test_both_use_the_same_make_target_and_packages():
-    made, installed = [], []
+    made, packages = [], []
     for script in SCRIPTS:
-        made += re.findall(r"(?:^|[\n&]) *make ([^\n&\\]+)", script)
-        installed += re.findall(r"apt-get install ([^&;\n]+)", re.sub(r"\\\n", " ", script))
-    first, second = (shlex.split(command) for command in made)
-    for words in (first, second):
-        (target,) = (word for word in words if "=" not in word)
-        assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)
-        for name in (word.split("=")[0] for word in words if "=" in word):
-            assert re.search(rf"^{name} :=", MAKEFILE, re.MULTILINE)
-    assert [word.partition("=")[0] for word in first] == [word.partition("=")[0] for word in second]
-    packages = [{word for word in line.split() if word[0] not in "-$"} for line in installed]
+        made += map(shlex.split, re.findall(r"(?:^|[\n&]) *make ([^\n&\\]+)", script))
+        installed = re.findall(r"apt-get install ([^&;\n]+)", re.sub(r"\\\n", " ", script))
+        packages += [{word for word in line.split() if word[0] not in "-$"} for line in installed]
+    first, second = ([word.partition("=")[:2] for word in words] for words in made)
+    assert first == second
+    for name, is_variable in first:
+        assert re.search(rf"^{name} :=" if is_variable else rf"^{name}:", MAKEFILE, re.MULTILINE)
     assert packages[:2] == packages[2:]
     assert {"g++", "make", "python3-venv"} <= packages[0]
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import replace
 from itertools import pairwise
 from math import inf, nan
 
@@ -21,6 +22,7 @@ from candle_p1.records.power_trace import Channel, Trace
 
 COUNTER = Channel("package-0", "package 0", "cpu", "rapl", "energy", limit_w=2000.0)
 GAUGE = Channel("gpu:GPU-1", "NVIDIA H100, 80 GB", "gpu", "nvml", "power", 1e-3, resolution_s=0.1)
+OTHER = replace(GAUGE, device="gpu:GPU-2")
 
 
 class Clock:
@@ -45,8 +47,8 @@ class Source(PowerSource):
         return value
 
 
-def gauge(clock):
-    return Source({GAUGE: lambda t: 300_000}, clock)
+def gauge(clock, channel=GAUGE):
+    return Source({channel: lambda t: 300_000}, clock)
 
 
 def sample(sources, clock, num, hz=10.0):
@@ -57,11 +59,6 @@ def sample(sources, clock, num, hz=10.0):
     return sampler
 
 
-def sampled(channel, values):
-    """Returns a sampler that has read a channel's values, ten of them a second."""
-    return sample([Source({channel: list(values)})], Clock(), len(values))
-
-
 def energies_of(sampler, begin_s, end_s):
     return {trace.channel: trace.energy(begin_s, end_s) for trace in sampler.traces()}
 
@@ -69,37 +66,30 @@ def energies_of(sampler, begin_s, end_s):
 GONE = SensorError("energy_uj: No such file or directory")
 
 
-def test_a_sensor_that_disappears_ends_its_trace_and_nothing_else():
+@pytest.mark.parametrize(
+    ("channel", "values", "energies_j"),
+    [
+        (COUNTER, [*range(20), GONE, GONE, *range(22, 50)], [19, 49, 19]),
+        (COUNTER, [*range(20), *[GONE] * 30], [19, None, None]),
+        (COUNTER, [*range(900, 920), *range(30)], [19, None, None]),  # it was reset
+        *[
+            (GAUGE, [300_000.0] * 20 + [value] * 30, [570, None, None])
+            for value in (-1.0, nan, inf, ZeroDivisionError("bug"))
+        ],
+    ],
+)
+def test_a_sensor_that_fails_repeatedly_ends_its_trace_and_nothing_else(
+    channel, values, energies_j
+):
     clock = Clock()
-    lost = Source({COUNTER: [*np.arange(20.0), *[GONE] * 30]})
-    sampler = sample([lost, gauge(clock)], clock, 50)
-    energies = energies_of(sampler, 100, 101.9), energies_of(sampler, 100, 104.9)
-    assert [energy[COUNTER].kind for energy in energies] == ["measured", "absent"]
-    assert energies[0][COUNTER].energy_j == pytest.approx(19)
-    assert str(GONE) in energies[1][COUNTER].reason
-    assert energies[1][GAUGE].energy_j == pytest.approx(300 * 4.9)
-
-
-def test_single_failed_readings_are_left_out():
-    values = [*range(20), GONE, GONE, *range(22, 50)]
-    energy = energies_of(sampled(COUNTER, values), 100, 104.9)[COUNTER]
-    assert (energy.energy_j, energy.num_samples) == (pytest.approx(49), 48)
-
-
-@pytest.mark.parametrize("value", [-1.0, nan, inf, ZeroDivisionError("bug")])
-def test_impossible_values_are_failures(value):
-    sampler = sampled(GAUGE, [300_000.0] * 10 + [value] * 40)
-    assert energies_of(sampler, 100, 100.9)[GAUGE].kind == "measured"
-    after = energies_of(sampler, 100, 104.9)[GAUGE]
-    assert (after.kind, after.energy_j) == ("absent", None)
-    assert "1.000 s" in after.reason
-
-
-def test_energy_is_absent_after_a_counter_is_reset():
-    sampler = sampled(COUNTER, [*range(900, 925), *range(25)])
-    bounds_s = ((100, 102.4), (100, 104.9), (103, 104.9))
-    energies_j = [energies_of(sampler, *each)[COUNTER].energy_j for each in bounds_s]
-    assert energies_j == [pytest.approx(24), None, None]
+    sampler = sample([Source({channel: values[:]}), gauge(clock, OTHER)], clock, 50)
+    bounds_s = ((100, 101.9), (100, 104.9), (103, 104.9))
+    found = [energies_of(sampler, *each) for each in bounds_s]
+    assert [each[channel].energy_j for each in found] == pytest.approx(energies_j)
+    assert found[1][OTHER].energy_j == pytest.approx(300 * 4.9)
+    reason = found[1][channel].reason
+    assert reason is None if energies_j[1] else "2.000 s" in reason
+    assert reason is None or values[-1] is not GONE or str(GONE) in reason
 
 
 @pytest.mark.parametrize("step_s", [-0.5, -1000.0, 5.0])
