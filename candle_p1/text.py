@@ -148,11 +148,7 @@ def table_lines(table: Table, width: int | None, rule: str = "─") -> list[str]
 def _wrap_line(line: str, width: int) -> list[str]:
     indent = line[: len(line) - len(line.lstrip())]
     pieces = textwrap.wrap(
-        line,
-        width,
-        subsequent_indent=indent + GAP,
-        break_long_words=False,
-        break_on_hyphens=False,
+        line, width, subsequent_indent=indent + GAP, break_long_words=False, break_on_hyphens=False
     )
     return pieces or [""]
 

@@ -14,12 +14,7 @@ from typing import Any
 
 from candle_p1.instrument import phases
 from candle_p1.records.rank_stats import Seconds
-from candle_p1.records.types import (
-    ClockWaitsFor,
-    Collective,
-    Communication,
-    MessageSize,
-)
+from candle_p1.records.types import ClockWaitsFor, Collective, Communication, MessageSize
 
 
 @dataclass
@@ -104,9 +99,7 @@ def note_collective(library: str, name: str, num_bytes: int, seconds: float) -> 
 
 
 def summarize_communication(
-    logs: Sequence[CommunicationLog],
-    *,
-    clock_waits_for: ClockWaitsFor | None = None,
+    logs: Sequence[CommunicationLog], *, clock_waits_for: ClockWaitsFor | None = None
 ) -> Communication:
     """Returns the collectives of all ranks as a run record holds them.
 

@@ -27,10 +27,7 @@ class ParameterSet(Mapping[str, Any]):
     """
 
     def __init__(
-        self,
-        declared: Mapping[str, Parameter],
-        settings: Settings,
-        warnings: Iterable[str] = (),
+        self, declared: Mapping[str, Parameter], settings: Settings, warnings: Iterable[str] = ()
     ) -> None:
         self._declared = dict(declared)
         self._settings = {name: each for name, each in settings.items() if name in declared}
