@@ -113,6 +113,20 @@ def test_a_config_file_is_found_in_the_working_directory_or_beside_the_model_fil
     assert NT3.parse(["--config_file", "both.txt"], model_file)["epochs"] == 3
 
 
+def test_flags_override_config_file_model_file_and_defaults(tmp_path):
+    files = [tmp_path / "model.txt", tmp_path / "config.txt"]
+    files[0].write_text(NEEDED + "val_steps = 1\ntest_steps = 1\ntrain_steps = 1\n")
+    files[1].write_text("[Global_Params]\ntest_steps = 2\ntrain_steps = 2\n")
+    params = NT3.parse(["--train_steps", "3", "--config_file", str(files[1])], files[0])
+    for name, value, kind in (
+        ("val_samples", 0, "default"),
+        ("val_steps", 1, "model file"),
+        ("test_steps", 2, "config file"),
+        ("train_steps", 3, "flag"),
+    ):
+        assert (params[name], params.origin(name).kind) == (value, kind)
+
+
 def test_values_may_be_written_in_all_forms_of_literals(tmp_path):
     path = tmp_path / "model.txt"
     path.write_bytes(
@@ -304,18 +318,13 @@ def test_numpy_values_become_python_values(params):
         params.replace({"data_type": np.float32})
 
 
-@pytest.mark.parametrize(
-    "duplicate", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
-)
-def test_sets_and_dictionaries_can_be_copied_and_pickled(params, duplicate):
-    other = duplicate(params)
-    assert other == params
-    assert all(other.origin(name) == params.origin(name) for name in params)
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_what_drivers_get_can_be_copied_and_pickled(params, duplicate):
     edited = EditableParameters(params)
     edited["epochs"] = 8
-    assert duplicate(edited) == edited
-    assert duplicate(edited).base == params
-    assert NT3.bind(duplicate(edited)).origin("conv") == params.origin("conv")
+    bound = NT3.bind(duplicate(edited))
+    assert bound["epochs"] == 8
+    assert bound.origin("conv") == params.origin("conv")
 
 
 def test_written_files_say_where_values_come_from(params):
@@ -480,69 +489,34 @@ def test_the_role_of_a_parameter_is_known_by_its_name():
 
 # --- properties -------------------------------------------------------------------------------
 
-strings = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0~"))
+strings = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 strings |= st.text("'\"#;%\\\n\r\t=[]: aé", max_size=8)
-
-
-def values_of(parameter):
-    lowest, highest = parameter.minimum, parameter.maximum
-    values = strings
-    if parameter.choices is not None:
-        values = st.sampled_from(parameter.choices)
-    elif parameter.type is bool:
-        values = st.booleans()
-    elif parameter.type is int:
-        values = st.integers(-(2**63) if lowest is None else lowest, highest or 2**63 - 1)
-    elif parameter.type is float:
-        values = st.floats(
-            parameter.above if lowest is None else lowest,
-            parameter.below if highest is None else highest,
-            exclude_min=parameter.above is not None,
-            exclude_max=parameter.below is not None,
-            allow_nan=False,
-            allow_infinity=False,
-        )
-    values = st.lists(values, max_size=5) if parameter.many else values
-    return values | st.none() if parameter.optional else values
-
-
-overlays = st.fixed_dictionaries(
-    {n: values_of(p) for n, p in NT3.parameters.items() if p.required},
-    optional={n: values_of(p) for n, p in NT3.parameters.items() if not p.required},
+values = {
+    "text": st.none() | strings,
+    "words": st.lists(strings, max_size=3),
+    "numbers": st.none() | st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=5),
+    "num": st.integers(-(2**63), 2**63 - 1),
+    "is_set": st.booleans(),
+}
+ANY = Declaration(
+    [
+        Parameter("text", str, None, ""),
+        Parameter("words", str, [], "", many=True),
+        Parameter("numbers", float, None, "", many=True),
+        Parameter("num", int, 0, ""),
+        Parameter("is_set", bool, False, ""),
+    ]
 )
 
 
-@given(overlays, st.text())
-@example({"epochs": 1, "batch_size": 1, "loss": "", "optimizer": "", "metrics": ""}, "\n'\"#\r\0")
+@given(st.fixed_dictionaries({}, optional=values), st.text())
+@example({"text": ""}, "\n'\"#\r\0")
 def test_any_set_is_read_back_as_it_was_written(scratch, values, file):
-    defaults = {name: parameter.default for name, parameter in NT3.parameters.items()}
-    settings = {"min_logconc": (-1e-300, Origin("config file", file, 1))}
-    written = NT3.bind({**defaults, **values}).with_settings(settings)
+    written = ANY.bind(values).with_settings({"num": (-1, Origin("config file", file, 1))})
     (scratch / "final_params.txt").write_text(written.to_text(), encoding="utf-8")
-    read = NT3.parse([], scratch / "final_params.txt")
+    read = ANY.parse([], scratch / "final_params.txt")
     assert repr(read) == repr(written)
     assert {read.origin(name).kind for name in read} == {"model file"}
-
-
-SMALL = Declaration(
-    [Parameter(name, int, 0, name) for name in ("a", "b", "c", "d")],
-    [Parameter("config_file", str, None, "", optional=True)],
-)
-layers = st.dictionaries(st.sampled_from("abcd"), st.integers(-9, 9))
-
-
-@given(model=layers, config=layers, flags=layers)
-def test_flags_override_config_file_model_file_and_defaults(scratch, model, config, flags):
-    paths = [scratch / name for name in ("model.txt", "config.txt")]
-    for path, values in zip(paths, (model, config), strict=True):
-        lines = [f"{name}={value}\n" for name, value in values.items()]
-        path.write_text("".join(["[Section]\n", *lines]))
-    argv = [each for name, value in flags.items() for each in (f"--{name}", str(value))]
-    params = SMALL.parse([*argv, "--config_file", str(paths[1])], paths[0])
-    for name in "abcd":
-        sources = {"flag": flags, "config file": config, "model file": model, "default": {name: 0}}
-        kind = next(kind for kind, source in sources.items() if name in source)
-        assert (params[name], params.origin(name).kind) == (sources[kind][name], kind)
 
 
 fragments = st.sampled_from(
