@@ -128,7 +128,8 @@ class WatchdogServer:
         self._has_news = False
         self._failed_at: float | None = None
         self._suspected_at: float | None = None
-        self._signalled_at: float | None = None
+        self._signalled: RankState | None = None  # the first one
+        self._signalled_at = 0.0
 
     def add(self, connection: socket.socket) -> None:
         """Adds the connection of a rank in this process."""
@@ -174,14 +175,14 @@ class WatchdogServer:
         ranks, now = self.ranks, time.monotonic()
         # What happens to a rank after a signal is a consequence of it.
         unsignalled = [rank for rank in ranks if rank.signal is None]
-        signalled = next((rank for rank in ranks if rank.signal is not None), None)
-        if signalled:
-            self._signalled_at = self._signalled_at or now
+        if self._signalled is None and len(unsignalled) < len(ranks):
+            self._signalled = next(rank for rank in ranks if rank.signal is not None)
+            self._signalled_at = now
         failed = find_cause(unsignalled) or self._hangs.find(ranks)
         if failed is None and (failed := find_consequence(unsignalled)):
             self._suspected_at = self._suspected_at or now
             until_s = self._suspected_at + CAUSE_GRACE_S
-            if self._signalled_at:
+            if self._signalled:
                 until_s = min(until_s, self._signalled_at + LAST_NEWS_S)
             if now < until_s and any(rank.closed is None for rank in ranks):
                 self._has_news = True  # look again soon
@@ -195,12 +196,12 @@ class WatchdogServer:
             if not failed.fault and self._launcher and self._launcher_has_ended():
                 return self._diagnostician.launcher_died(self._launcher.pid, failed)
             return self._diagnostician.failed(failed, ranks)
-        if signalled and self._signalled_at and now - self._signalled_at > GRACE_S:
-            return self._diagnostician.interrupted(signalled)
-        late = now - self._limits.save_s
-        unsaved = (each for each in ranks if each.save_signal is not None)
-        if rank := next((each for each in unsaved if each.save_signalled_s < late), None):
-            return self._diagnostician.interrupted(rank)
+        if self._signalled and now - self._signalled_at > GRACE_S:
+            return self._diagnostician.interrupted(self._signalled)
+        unsaved = [rank for rank in ranks if rank.save_signal is not None]
+        first = min(unsaved, key=lambda rank: rank.save_signalled_s, default=None)
+        if first and now - first.save_signalled_s > self._limits.save_s:
+            return self._diagnostician.interrupted(first)
         return None
 
     def _launcher_has_ended(self) -> bool:
