@@ -14,14 +14,11 @@ Usage: python -m tests.faults.kill_and_restart [--kills 100] [--seed N] [--jobs 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
 import re
-import signal
 import sys
-import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +35,7 @@ from candle_p1.checkpoints.manifest import name_order
 from candle_p1.checkpoints.root import CheckpointRoot
 from candle_p1.datasets.synthetic import ensure
 from candle_p1.errors import CheckpointError
-from tests.faults.processes import LIMIT_S, STARTERS, StartedRun
+from tests.faults.processes import LIMIT_S, STARTERS, StartedRun, fault_test
 from tests.faults.unkilled_run import EVERY_S, EVERY_STEPS, MODELS, TRAINING_S, Command, References
 
 KILLS_PER_RUN = 5
@@ -119,15 +116,10 @@ def draw(num_kills: int, seed: int, engine: str = "auto") -> list[KilledRun]:
         for turn, first in enumerate(range(0, num, per_run or 1)):
             chance = random.Random(f"{seed} {len(runs)}")
             benchmark, interval = CONFIGURATIONS[num_ranks][turn % len(CONFIGURATIONS[num_ranks])]
-            kills = [
-                Kill(
-                    chance.choice(VICTIMS),
-                    AIMS[0] if i % 2 == 0 else chance.choice(AIMS),
-                    chance.random(),
-                    chance.random(),
-                )
-                for i in range(min(per_run, num - first))
-            ]
+            kills = []
+            for i in range(min(per_run, num - first)):
+                victim, aim = chance.choice(VICTIMS), chance.choice(AIMS if i % 2 else AIMS[:1])
+                kills.append(Kill(victim, aim, moment=chance.random(), chance=chance.random()))
             command = Command(benchmark, interval, num_ranks, per_run, engine)
             runs.append(KilledRun(len(runs), command, chance.choice(STARTERS), kills))
     return runs
@@ -159,14 +151,8 @@ class Killer:
         run, command = self.run, self.run.command
         self._left, self._shared, self._ranks = self._unfinished(), set(), []
         run.num_starts += 1
-        started = StartedRun(
-            command.benchmark,
-            run.starter,
-            command.num_ranks,
-            command.flags,
-            self._directory,
-            run.num_starts,
-        )
+        what = command.benchmark, run.starter, command.num_ranks, command.flags
+        started = StartedRun(*what, self._directory, run.num_starts)
         try:
             has_killed = kill is not None and self._await(kill, started)
             if kill is not None and has_killed:
@@ -310,22 +296,11 @@ def segments_of(record: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Runs the test; exits with 1 if a run has failed it."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--kills", type=int, default=100, help="number of kills that count")
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the kills")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
-    parser.add_argument("--engine", default="auto", help="what averages gradients")
-    arguments = parser.parse_args()
-    # A background process of a shell script ignores Ctrl-C, and so would all its children.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    print(f"{arguments.kills} kills, --seed {arguments.seed}", flush=True)
-    begin = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="kills-") as directory:
-        os.environ.setdefault("CANDLE_DATA_DIR", f"{directory}/data")
+    with fault_test(__doc__ or "", "kills") as (arguments, directory):
         runs = execute_all(
-            arguments.kills, arguments.seed, arguments.jobs, Path(directory), arguments.engine
+            arguments.kills, arguments.seed, arguments.jobs, directory, arguments.engine
         )
-    print(f"\nin {(time.monotonic() - begin) / 60:.1f} minutes:\n{summary(runs)}")
+    print(summary(runs))
     sys.exit(any(run.problems for run in runs) or is_too_easy(runs))
 
 
@@ -369,21 +344,14 @@ def summary(runs: list[KilledRun]) -> str:
     kills = kills_of(runs)
     victims = Counter(kill.victim for kill in kills)
     lost = [kill.lost_steps for kill in kills if kill.lost_steps is not None]
-    return "\n".join(
-        [
-            f"{len(kills)} kills: "
-            + ", ".join(f"{num} of {each}" for each, num in victims.items()),
-            f"{sum(bool(kill.writing) for kill in kills)} while a checkpoint was being written",
-            f"{sum(kill.num_good for kill in kills)} checkpoints were verified as a whole",
-            f"a kill lost {max(lost, default=0)} steps at most",
-            f"{sum(run.num_starts for run in runs)} starts,"
-            f" {sum(run.num_segments for run in runs)} segments in the records (a start that was"
-            " killed before its record began has none)",
-            f"{sum(not run.problems for run in runs)} of {len(runs)} runs ended ok, with weights,"
-            " optimizer, random states and history.csv equal bit for bit to those of a run that"
-            " was not killed",
-        ]
-    )
+    num_equal = sum(not run.problems for run in runs)
+    return f"""\
+{len(kills)} kills: {", ".join(f"{num} of {each}" for each, num in victims.items())}
+{sum(bool(kill.writing) for kill in kills)} while a checkpoint was being written
+{sum(kill.num_good for kill in kills)} checkpoints were verified as a whole
+a kill lost {max(lost, default=0)} steps at most
+{sum(run.num_starts for run in runs)} starts, {sum(run.num_segments for run in runs)} segments
+{num_equal} of {len(runs)} runs ended ok, equal bit for bit to one that was not killed"""
 
 
 if __name__ == "__main__":

@@ -10,12 +10,9 @@ Usage: python -m tests.faults.kill_runs [--runs 100] [--seed N] [--jobs 2] [--en
 
 from __future__ import annotations
 
-import argparse
-import os
 import random
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +24,7 @@ import psutil
 
 from candle_p1.benchmark import find_benchmark
 from candle_p1.datasets.synthetic import ensure
-from tests.faults.processes import LIMIT_S, STARTERS, StartedRun
+from tests.faults.processes import LIMIT_S, STARTERS, StartedRun, fault_test
 
 FLAGS = "--size small --conv 4 20 1 --pool 10 --dense 8 --epochs 100000 --epochs_scaling weak"
 MOMENTS = {"start": (0.0, 2.0), "startup": (2.0, 10.0), "training": (0.0, 4.0)}
@@ -87,7 +84,7 @@ class FaultyRun:
 
     def __init__(self, fault: Fault, directory: Path, engine: str = "auto") -> None:
         self.fault, self._directory = fault, directory
-        self._flags = [*FLAGS.split(), "--engine", engine]
+        self._flags = f"{FLAGS} --engine {engine}"
 
     def execute(self) -> Fault:
         """Starts the run, sends the signal, waits for the end and judges it."""
@@ -140,15 +137,11 @@ class FaultyRun:
         return had_record
 
     def _await_end(self) -> None:
-        fault, launcher, sent = self.fault, self._run.launcher, time.monotonic()
-        while time.monotonic() - sent < LIMIT_S:
-            self._read_record()
-            fault.code = launcher.poll()
-            if fault.code is not None and not self._run.processes():
-                fault.ended_s = time.monotonic() - sent
-                return
-            time.sleep(0.1)
-        fault.problems.append(f"still running after {LIMIT_S:g} s: {self._run.left()}")
+        fault = self.fault
+        fault.ended_s = self._run.await_end(LIMIT_S, self._read_record)
+        fault.code = self._run.launcher.poll()
+        if fault.ended_s is None:
+            fault.problems.append(f"still running after {LIMIT_S:g} s: {self._run.left()}")
 
     def _judge(self, had_record: bool) -> None:
         fault = self.fault
@@ -180,39 +173,24 @@ class FaultyRun:
 
 def main() -> None:
     """Runs the test; exits with 1 if a run has failed it."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--runs", type=int, default=100, help="number of runs")
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the faults")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
-    parser.add_argument("--only", type=int, nargs="*", help="the numbers of the runs to repeat")
-    parser.add_argument("--engine", default="auto", help="what averages gradients")
-    arguments = parser.parse_args()
-    # A background process of a shell script ignores Ctrl-C, and so would all its children.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    print(f"{arguments.runs} runs, --seed {arguments.seed}", flush=True)
-    start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="faults-") as directory:
-        os.environ.setdefault("CANDLE_DATA_DIR", f"{directory}/data")
+    faults = []
+    with fault_test(__doc__ or "", "runs") as (arguments, directory):
         ensure(find_benchmark("nt3").recipe, "small", 2019)
-        numbers = dict.fromkeys(arguments.only or range(arguments.runs))
-        runs = [
-            FaultyRun(draw(number, arguments.seed), Path(directory) / f"{number}", arguments.engine)
-            for number in numbers
-        ]
-        faults = []
+        drawn = [draw(number, arguments.seed) for number in range(arguments.runs)]
+        runs = [FaultyRun(each, directory / f"{each.number}", arguments.engine) for each in drawn]
         with ThreadPoolExecutor(arguments.jobs) as pool:
             for fault in pool.map(FaultyRun.execute, runs):
                 print(fault, flush=True)
                 if fault.problems:
                     print("".join(f"     | {line}\n" for line in fault.output.splitlines()[-30:]))
                 faults.append(fault)
-    print(_summary(faults, time.monotonic() - start))
+    print(_summary(faults))
     sys.exit(any(fault.problems for fault in faults))
 
 
-def _summary(faults: list[Fault], seconds: float) -> str:
+def _summary(faults: list[Fault]) -> str:
     """Returns a table of signals and victims, with the longest time until all had gone."""
-    lines = [f"\n{'':6}" + "".join(f"{victim:>22}" for victim in VICTIMS)]
+    lines = [f"{'':6}" + "".join(f"{victim:>22}" for victim in VICTIMS)]
     for name in SIGNALS:
         line = f"{name:6}"
         for victim in VICTIMS:
@@ -221,13 +199,10 @@ def _summary(faults: list[Fault], seconds: float) -> str:
             longest_s = max((each.ended_s or LIMIT_S for each in here), default=0)
             line += f"{f'{passed} of {len(here)}, {longest_s:.1f} s':>22}"
         lines.append(line)
-    statuses = Counter(each.status for each in faults)
+    statuses = sorted(Counter(each.status for each in faults).items())
     passed = sum(not each.problems for each in faults)
-    lines.append(
-        f"\n{passed} of {len(faults)} passed in {seconds / 60:.1f} minutes; records: "
-        + ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
-    )
-    return "\n".join(lines)
+    records = ", ".join(f"{count} {status}" for status, count in statuses)
+    return "\n".join([*lines, f"{passed} of {len(faults)} passed; records: {records}"])
 
 
 if __name__ == "__main__":

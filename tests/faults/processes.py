@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
+import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +28,30 @@ LIMIT_S = 30.0
 """How long the processes of a run may take to end."""
 
 
+@contextmanager
+def fault_test(doc: str, counted: str) -> Iterator[tuple[argparse.Namespace, Path]]:
+    """Reads the options of a program, and makes the directory of its runs and their data.
+
+    Args:
+        doc: The program's docstring.
+        counted: What its main option counts.
+    """
+    parser = argparse.ArgumentParser(description=doc.split("\n")[0])
+    parser.add_argument(f"--{counted}", type=int, default=100, help=f"number of {counted}")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of what happens")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
+    parser.add_argument("--engine", default="auto", help="what averages gradients")
+    arguments = parser.parse_args()
+    # A background process of a shell script ignores Ctrl-C, and so would all its children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    print(f"{getattr(arguments, counted)} {counted}, --seed {arguments.seed}", flush=True)
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="faults-") as directory:
+        os.environ.setdefault("CANDLE_DATA_DIR", f"{directory}/data")
+        yield arguments, Path(directory)
+    print(f"\nin {(time.monotonic() - begin) / 60:.1f} minutes:")
+
+
 class StartedRun:
     """A run that has been started, with all its processes; `number` counts those of a directory."""
 
@@ -31,28 +60,26 @@ class StartedRun:
         benchmark: str,
         starter: str,
         num_ranks: int,
-        flags: list[str],
+        flags: str,
         directory: Path,
         number: int = 0,
     ) -> None:
         self.mark = f"{directory} {number}"
         self.record_path = directory / "run/run.json"
         self.log = directory / (f"output-{number}" if number else "output")
-        flags = [*flags, "--output_dir", str(directory), "--experiment_id", ".", "--run_id", "run"]
+        output = ["--output_dir", str(directory), "--experiment_id", ".", "--run_id", "run"]
+        options = [*flags.split(), *output]
         if starter == "mpirun":
             script = find_benchmark(benchmark).script
-            command = mpirun(num_ranks, [sys.executable, str(script), *flags]).command
+            command = mpirun(num_ranks, [sys.executable, str(script), *options]).command
         else:
             program = [sys.executable, "-m", "candle_p1.cli", "run", benchmark]
-            command = [*program, "--np", str(num_ranks), "--", *flags]
-        with self.log.open("wb") as output:
+            command = [*program, "--np", str(num_ranks), "--", *options]
+        files = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+        environment = os.environ | {MARK: self.mark}
+        with self.log.open("wb") as log:
             self.launcher = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=os.environ | {MARK: self.mark},
-                start_new_session=True,
+                command, stdout=log, env=environment, start_new_session=True, **files
             )
 
     def processes(self) -> list[psutil.Process]:
@@ -75,10 +102,14 @@ class StartedRun:
                     found[int(rank)] = each
         return found
 
-    def await_end(self, limit_s: float) -> float | None:
-        """Waits until no process is left; returns how long that took, None if it took too long."""
+    def await_end(self, limit_s: float, look: Callable[[], Any] = lambda: None) -> float | None:
+        """Waits until no process is left, and looks at the run again and again.
+
+        Returns how long that took, in s; None if it took too long.
+        """
         begin = time.monotonic()
         while time.monotonic() - begin < limit_s:
+            look()
             if self.launcher.poll() is not None and not self.processes():
                 return time.monotonic() - begin
             time.sleep(0.1)
@@ -86,7 +117,7 @@ class StartedRun:
 
     def left(self) -> str:
         """Returns the processes that are alive, as text."""
-        return ", ".join(f"{each.pid}: {' '.join(_cmdline(each)[:4])}" for each in self.processes())
+        return ", ".join(map(str, self.processes()))
 
     def clear(self) -> None:
         """Kills whatever is left."""
@@ -101,11 +132,9 @@ class StartedRun:
         Raises:
             ValueError: It is incomplete.
         """
-        try:
-            record: dict[str, Any] = json.loads(self.record_path.read_text())
-        except FileNotFoundError:
-            return None
-        return record
+        with suppress(FileNotFoundError):
+            return dict(json.loads(self.record_path.read_text()))
+        return None
 
     def output(self) -> str:
         """Returns what the run has printed."""
@@ -117,10 +146,3 @@ def _environment(process: psutil.Process) -> dict[str, str]:
         return process.environ()
     except (psutil.Error, OSError):
         return {}
-
-
-def _cmdline(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return ["?"]

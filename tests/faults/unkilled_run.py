@@ -40,13 +40,14 @@ class Command:
         return f"{self.benchmark} on {self.num_ranks} ranks, by {self.interval}"
 
     @property
-    def flags(self) -> list[str]:
+    def flags(self) -> str:
         """The benchmark's flags."""
         epochs = self.num_kills * EPOCHS_PER_KILL[self.benchmark]
-        flags = f"--size small {MODELS[self.benchmark]} {INTERVALS[self.interval]}"
-        flags += f" --epochs {epochs} --epochs_scaling weak"
-        flags += f" --engine {self.engine} --ckpt_save_best False --ckpt_keep_limit 3"
-        return flags.split()
+        return (
+            f"--size small {MODELS[self.benchmark]} {INTERVALS[self.interval]} --epochs {epochs}"
+            f" --epochs_scaling weak --engine {self.engine} --ckpt_save_best False"
+            " --ckpt_keep_limit 3"
+        )
 
 
 class Reference:

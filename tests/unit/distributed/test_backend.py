@@ -40,14 +40,10 @@ BOTH = ("tensorflow", "jax")
         ("auto", BOTH, None, None, "tensorflow"),
         ("auto", ("jax",), None, None, "jax"),
         ("auto", (), None, None, "tensorflow"),
-        ("auto", BOTH, None, "jax", "jax"),
         ("auto", ("jax",), None, "tensorflow", "tensorflow"),
         ("auto", BOTH, "jax", None, "jax"),
-        ("jax", BOTH, None, None, "jax"),
         ("jax", BOTH, "jax", "jax", "jax"),
-        ("jax", ("tensorflow",), None, None, "jax"),
         ("horovod", ("jax",), None, None, "tensorflow"),
-        ("horovod", BOTH, "tensorflow", "tensorflow", "tensorflow"),
     ],
 )
 def test_the_choice_is_returned_and_told_to_keras(
@@ -77,11 +73,10 @@ def test_a_contradiction_is_an_error_and_changes_nothing(
     assert os.environ["KERAS_BACKEND"] == (told or "")
 
 
-@pytest.mark.parametrize(("level", "code"), [("-O", 0), ("-OO", 1)])
-def test_tensorflow_is_refused_without_its_docstrings(execute, level, code):
+def test_tensorflow_is_refused_without_its_docstrings(execute):
     program = "from candle_p1.distributed.backend import choose_backend; choose_backend('horovod')"
-    ended, output = execute([sys.executable, level, "-c", program])
-    assert (ended, "TensorFlow reads its docstrings" in output) == (code, code != 0), output
+    code, output = execute([sys.executable, "-OO", "-c", program])
+    assert (code, "TensorFlow reads its docstrings" in output) == (1, True), output
 
 
 @pytest.mark.parametrize(
@@ -97,8 +92,8 @@ def test_jax_reaches_rank_0_without_a_proxy(monkeypatch, variables, direct):
         monkeypatch.setenv(name, variables.get(name, ""))
     seen = []
     config = SimpleNamespace(update=lambda name, value: None)
-    initialize = SimpleNamespace(initialize=lambda *a, **options: seen.append(dict(os.environ)))
-    jax = SimpleNamespace(config=config, devices=list, distributed=initialize)
+    start = SimpleNamespace(initialize=lambda *_, **__: seen.append(dict(os.environ)))
+    jax = SimpleNamespace(config=config, devices=list, distributed=start)
     monkeypatch.setitem(sys.modules, "jax", jax)
     _connect(SerialCommunicator(), "127.0.0.1:5000")
-    assert [each["no_grpc_proxy"] for each in seen] == [direct]
+    assert seen[0]["no_grpc_proxy"] == direct

@@ -121,8 +121,6 @@ def test_horovods_variables_that_have_no_effect_are_said_to_have_none(started, n
 @pytest.mark.parametrize(
     ("node_cores", "quota", "threads"),
     [
-        ([range(64)], inf, 64),  # Theta: one rank per node
-        ([range(42)] * 6, inf, 7),  # Summit, unbound
         ([range(7 * i, 7 * i + 7) for i in range(6)], inf, 7),  # Summit, bound by jsrun
         ([range(64)] * 2, 2.5, 1),  # a container's
         ([range(64)], 0.5, 1),
@@ -159,7 +157,6 @@ print(keras.config.floatx(), keras.config.epsilon(), keras.config.image_data_for
     ("name", "value", "printed"),
     [
         ("KERAS_MAX_EPOCHS_OF_NONE", "1", "float32 1e-07 channels_last\n"),
-        ("KERAS_MAX_EPOCHS", "1", "KERAS_MAX_EPOCHS is set"),
         ("KERAS_MAX_STEPS_PER_EPOCH", "", "KERAS_MAX_STEPS_PER_EPOCH is set"),
     ],
 )

@@ -35,87 +35,88 @@ def test_a_job_asks_by_flag_variable_or_scheduler_or_not_at_all(indices, environ
     assert (request and (request.num, request.origin)) == asked
 
 
-def tensorflow(*, with_gpus):
-    test = SimpleNamespace(is_built_with_gpu_support=lambda: with_gpus)
-    return SimpleNamespace(test=test)
-
-
 @pytest.fixture
-def has_support(monkeypatch):
-    """TensorFlow with support for GPUs, on a node whose devices are those that a test names."""
-    monkeypatch.setitem(sys.modules, "tensorflow", tensorflow(with_gpus=True))
-
-    def has_devices(*names):
-        found = SimpleNamespace(glob=lambda pattern: [n for n in names if n[:3] == pattern[:3]])
-        monkeypatch.setattr(gpus, "Path", lambda path: found)
-
-    return has_devices
+def tensorflow(monkeypatch):
+    """What TensorFlow says of its support for GPUs, on a node with the devices of a test."""
+    found = SimpleNamespace(has_support=True, devices=[])
+    test = SimpleNamespace(is_built_with_gpu_support=lambda: found.has_support)
+    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(test=test))
+    folder = SimpleNamespace(glob=lambda name: [n for n in found.devices if n[:3] == name[:3]])
+    monkeypatch.setattr(gpus, "Path", lambda path: folder)
+    return found
 
 
 @pytest.mark.parametrize(
     ("environ", "there", "why"),
     [
-        ({"CUDA_VISIBLE_DEVICES": ""}, ["nvidia0"], "CUDA_VISIBLE_DEVICES='' hides all GPUs"),
         ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, [], "CUDA_VISIBLE_DEVICES='NoDevFiles' hides"),
         ({"ROCR_VISIBLE_DEVICES": ""}, ["kfd"], "ROCR_VISIBLE_DEVICES='' hides all GPUs"),
         ({"CUDA_VISIBLE_DEVICES": "0,1"}, [], "no /dev/nvidia0, no /dev/kfd"),
         ({}, ["kfd"], "TensorFlow cannot use those that the system shows"),
     ],
 )
-def test_why_tensorflow_finds_none(has_support, environ, there, why):
-    has_support(*there)
+def test_why_tensorflow_finds_none(tensorflow, environ, there, why):
+    tensorflow.devices = there
     assert why in why_none("tensorflow", environ).why
 
 
-def test_an_installation_without_support_for_gpus_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorflow", tensorflow(with_gpus=False))
+def test_an_installation_without_support_for_gpus_is_named(tensorflow, monkeypatch):
+    tensorflow.has_support = False
     monkeypatch.setattr(gpus, "package_versions", lambda: {"tensorflow-cpu": "2.18.1"})
     lack = why_none("tensorflow", {"CUDA_VISIBLE_DEVICES": ""})
-    assert "without support for GPUs (tensorflow-cpu 2.18.1)" in lack.why
+    assert "tensorflow-cpu 2.18.1" in lack.why
     assert "candle-p1[gpu]" in lack.fix
 
 
-def test_jax_without_a_plug_in_or_told_to_use_cpus(monkeypatch):
+@pytest.mark.parametrize(
+    ("environ", "plug_in", "why"),
+    [
+        ({}, False, "without a plug-in for GPUs"),
+        ({"JAX_PLATFORMS": "cpu"}, True, "JAX_PLATFORMS=cpu excludes GPUs"),
+        ({"JAX_PLATFORMS": "cuda,cpu", "CUDA_VISIBLE_DEVICES": ""}, True, "hides all GPUs"),
+    ],
+)
+def test_why_jax_finds_none(monkeypatch, environ, plug_in, why):
     monkeypatch.setattr(gpus, "find_spec", lambda name: None)
-    monkeypatch.setattr(gpus, "entry_points", lambda group: ())
-    assert "without a plug-in for GPUs" in why_none("jax", {}).why
-    monkeypatch.setattr(gpus, "find_spec", lambda name: name)
-    assert "JAX_PLATFORMS=cpu excludes GPUs" in why_none("jax", {"JAX_PLATFORMS": "cpu"}).why
-    hidden = {"JAX_PLATFORMS": "cuda,cpu", "CUDA_VISIBLE_DEVICES": ""}
-    assert "hides all GPUs" in why_none("jax", hidden).why
+    monkeypatch.setattr(gpus, "entry_points", lambda group: [group] * plug_in)
+    assert why in why_none("jax", environ).why
 
 
-def errors_of(have, request, monkeypatch):
-    """Returns what each rank raises; `have` says which have a GPU, two of them on each node."""
-    reasons = {"a": Lack("it hides them", "show them"), "b": Lack("no driver", "exclude it")}
-    reasons["c"] = reasons["a"]
+NAMED = "the job asked for GPUs (X=2), and ranks find none on "
+
+
+@pytest.mark.parametrize(
+    ("have", "asked", "message"),
+    [
+        ([1, 1, 1, 1, 1, 1], True, None),
+        ([0, 0, 0, 0, 0, 0], False, None),  # a run on CPUs
+        ([1, 1, 1, 0, 1, 1], True, f"{NAMED}node b: no driver. Fix: "),
+        ([1, 1, 0, 0, 1, 1], False, "some ranks compute on GPUs, but others find none on node b"),
+        (
+            [0, 0, 0, 0, 0, 0],
+            True,
+            f"{NAMED}nodes a, c: it hides them; node b: no driver. Fix: show them; exclude it; to"
+            " train on CPUs, set CANDLE_P1_GPUS_PER_NODE=0",
+        ),
+    ],
+)
+def test_nodes_without_gpus_are_named_by_an_error_of_all_ranks(monkeypatch, have, asked, message):
+    hidden = Lack("it hides them", "show them")
+    reasons = {"a": hidden, "b": Lack("no driver", "exclude it"), "c": hidden}
     this = threading.local()  # the simulated ranks are threads
+    monkeypatch.setattr(gpus, "why_none", lambda backend: reasons[this.node])
 
     def work(comm):
         this.node = "abc"[comm.node]
+        request = GpuRequest(2, "X=2") if asked else None
         try:
-            check_gpus(comm, have[comm.rank], request, "tensorflow", this.node)
+            check_gpus(comm, bool(have[comm.rank]), request, "tensorflow", this.node)
         except SetupError as error:
-            return str(error) if error.agreed else None
+            return str(error) if error.agreed else ""
         return None
 
-    monkeypatch.setattr(gpus, "why_none", lambda backend: reasons[this.node])
-    return SimulatedJob(len(have), ranks_per_node=2).run(work)
-
-
-def test_the_nodes_without_gpus_are_named_by_the_same_error_on_all_ranks(monkeypatch):
-    request = GpuRequest(2, "X=2")
-    assert errors_of([True] * 6, request, monkeypatch) == [None] * 6
-    assert errors_of([False] * 6, None, monkeypatch) == [None] * 6  # a run on CPUs
-    (message,) = set(errors_of([False] * 6, request, monkeypatch))
-    assert message == (
-        "the job asked for GPUs (X=2), and ranks find none on nodes a, c: it hides them; node b:"
-        " no driver. Fix: show them; exclude it; to train on CPUs, set CANDLE_P1_GPUS_PER_NODE=0"
-    )
-    (message,) = set(errors_of([True, True, True, False, True, True], request, monkeypatch))
-    assert "ranks find none on node b: no driver" in message
-    (message,) = set(errors_of([True, True, False, False, True, True], None, monkeypatch))
-    assert message.startswith("some ranks compute on GPUs, but others find none on node b")
+    (found,) = set(SimulatedJob(len(have), ranks_per_node=2).run(work))
+    assert (found and found.startswith(message)) == (message and True)
 
 
 def chosen_gpu(monkeypatch, num_there, local_rank, local_size, gpus=None):

@@ -105,22 +105,13 @@ def test_a_port_that_is_taken_is_named(listener, monkeypatch, tmp_path):
         watchdog.watch(SerialCommunicator(), tmp_path / "run.json")
 
 
-def test_a_rank_that_cannot_connect_is_named_with_what_to_do(monkeypatch, tmp_path):
-    monkeypatch.setattr(protocol, "LIMIT_S", 0.1)
-    monkeypatch.setattr(protocol, "WELCOME", b"hello")
-    expected = rf"rank 0 \(host {socket.gethostname()}\) cannot connect .*127\.0\.0\.1:[0-9]+: "
-    with pytest.raises(DistributedError, match=expected) as caught:
-        watchdog.watch(SerialCommunicator(), tmp_path / "run.json")
-    assert watchdog.PORT_VARIABLE in str(caught.value)
-    assert watchdog.OFF_VARIABLE in str(caught.value)
-
-
 def test_an_error_of_many_ranks_names_the_first_and_reaches_each_of_them_once(monkeypatch):
     def connect(*_):
         raise OSError("no answer")
 
     def work(comm):
-        text = r"^rank 0 \(host .*no answer\), and neither can 63 more of 64 ranks\. .* runs,"
+        text = r"^rank 0 \(host .*no answer\), and neither can 63 more of 64 ranks\. .* runs, .*"
+        text += f"{watchdog.PORT_VARIABLE}.*{watchdog.OFF_VARIABLE}=off"
         with pytest.raises(DistributedError, match=text):
             watchdog._connect(comm, Endpoint(), [server])
 
@@ -132,7 +123,7 @@ def test_an_error_of_many_ranks_names_the_first_and_reaches_each_of_them_once(mo
     assert job.traffic[WHOLE_RUN][1:, 1].max() < 500
 
 
-@pytest.mark.parametrize(("limit_s", "limit_ms"), [(1e9, 2**31 - 1), (1e-4, 1), (20.0, 20_000)])
+@pytest.mark.parametrize(("limit_s", "limit_ms"), [(1e9, 2**31 - 1), (1e-4, 1)])
 def test_limits_that_the_kernel_does_not_take_are_moved_to_those_that_it_does(limit_s, limit_ms):
     with socket.socket() as connection:
         expect_answers(connection, limit_s)
@@ -165,15 +156,13 @@ with output_to_file(record.parent / "rank.log"):
         mutex = ctypes.create_string_buffer(64)
         while True:
             ctypes.CDLL(None).pthread_mutex_lock(mutex)
-    time.sleep(600)
+    time.sleep(600)  # until it is killed
 """
 ENDS = {
     "on killed": ("failed", "rank 0 .* died during train", -9),
     "on aborts": ("failed", "rank 0 .* ended during train by itself", -6),
-    "on terminated": ("interrupted", "SIGTERM", 143),
     "on stuck": ("interrupted", "SIGTERM", 143),
     "on error": ("failed", "ValueError: no", 5),
-    "off terminated": ("interrupted", "SIGTERM", 143),
     "off stuck": ("interrupted", "SIGTERM", 143),
     "off error": ("failed", "ValueError: no", 5),
 }
@@ -233,27 +222,18 @@ def test_a_run_without_the_watchdog_says_so_and_completes_no_record_before_it_kn
     agent.close()
 
 
-JAX_GLOO = "JaxRuntimeError: UNKNOWN: Gloo all-reduce failed: [external/gloo/gloo/transport/tcp/"
-MESSAGES = {
-    f"{JAX_GLOO}pair.cc:538] Read error [127.0.0.1]:12678: Connection reset by peer": True,
-    f"{JAX_GLOO}pair.cc:547] Connection closed by peer [127.0.0.1]:50342": True,
-    "JaxRuntimeError: UNAVAILABLE: Failed to send RPC to coordination service. Either the leader"
-    " task was preempted/died/restarted unexpectedly or this task is experiencing network"
-    " issues.": True,
-    "HorovodInternalError: Horovod has been shut down. This was caused by an exception on one of"
-    " the ranks or an attempt to allreduce, allgather or broadcast a tensor after one of the ranks"
-    " finished execution.": True,
-    "UnknownError: {{function_node __inference_one_step}} Horovod has been shut down.": True,
-    "Exception: MPI_ERR_PROC_FAILED: Process Failure": True,
-    "Exception: MPI_ERR_OTHER: known error not in list": True,
-    "XlaRuntimeError: INTERNAL: NCCL operation ncclGroupEnd() failed: remote process exited or"
-    " there was a network error.": True,
-    "ValueError: no": False,
-    "JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating 1073741824 bytes.": False,
-}
-"""Messages of errors, and whether another rank's end may be their cause."""
-
-
-@pytest.mark.parametrize("message", MESSAGES)
-def test_an_error_that_another_ranks_end_may_explain_is_known(message):
-    assert may_have_lost_peer(message) == MESSAGES[message]
+@pytest.mark.parametrize(
+    ("message", "may_have"),
+    [
+        ("JaxRuntimeError: UNKNOWN: Gloo all-reduce failed: [external/gloo/gloo/transport", True),
+        ("Read error [127.0.0.1]:12678: Connection reset by peer", True),
+        ("JaxRuntimeError: UNAVAILABLE: Failed to send RPC to coordination service.", True),
+        ("UnknownError: {{function_node __inference}} Horovod has been shut down.", True),
+        ("Exception: MPI_ERR_PROC_FAILED: Process Failure", True),
+        ("Exception: MPI_ERR_OTHER: known error not in list", True),
+        ("XlaRuntimeError: INTERNAL: NCCL operation ncclGroupEnd() failed", True),
+        ("JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating 1073741824 bytes.", False),
+    ],
+)
+def test_an_error_that_another_ranks_end_may_explain_is_known(message, may_have):
+    assert may_have_lost_peer(message) == may_have

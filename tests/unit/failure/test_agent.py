@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import json
 import os
 import signal
 import socket
@@ -21,7 +20,7 @@ import pytest
 from candle_p1.failure import agent
 from candle_p1.failure._native import Agent
 from candle_p1.failure.agent import ABORT_DELAY
-from candle_p1.failure.protocol import Inbox, ProtocolError, encode_order
+from candle_p1.failure.protocol import Inbox, encode_order
 from candle_p1.records.record import make_record, write_record
 from tests.conftest import wait_until
 from tests.records import RUNNING, read_record
@@ -72,12 +71,6 @@ def test_beats_say_how_far_the_process_has_come_and_go_on_while_it_holds_pythons
     native.stop()
 
 
-@pytest.mark.parametrize("text", [b"x" * 2**21, b"[1,2\n", b"\xff\n", b"[" * 2000 + b"\n"])
-def test_what_no_rank_sends_is_refused(text):
-    with pytest.raises(ProtocolError):
-        Inbox().take(text)
-
-
 def test_messages_may_arrive_in_any_pieces():
     inbox, text = Inbox(), b'{"phase": "load"}\n\n[1,2,3]\n'
     found = [each for i in range(len(text)) for each in inbox.take(text[i : i + 1])]
@@ -92,11 +85,11 @@ what = sys.argv[2]
 connection = socket.socket(fileno=int(sys.argv[1]))
 numbers = array.array("q", [5, 0, 0])
 native = Agent("")
-if what == "raises its handled signal":  # as a log does, or MPI
+if what == "aborts, which is handled":  # as a log does, or MPI
     signal.signal(signal.SIGABRT, lambda *arguments: os._exit(9))
 native.watch(connection.fileno(), numbers, host="h", name="rank 1", server="w", server_pid=0,
              stopped_s=10, unwind_s=3)
-libc, kill = ctypes.CDLL(None), lambda number: os.kill(os.getpid(), number)
+libc = ctypes.CDLL(None)
 if what == "disarmed":
     native.disarm()
 os.write(1, b"ready")
@@ -109,18 +102,13 @@ if what in ("stuck", "signalled"):
 if what == "has a child":
     os.fork() or libc.exit(0)
     os.wait()
-    what = "is killed"
+    os._exit(6)
 if what == "has said bye":
     native.unwatch()
     libc.exit(5)
-{
-    "exits": lambda: libc.exit(5),
-    "aborts": libc.abort,
-    "raises its handled signal": lambda: kill(signal.SIGABRT),
-    "is killed": lambda: kill(signal.SIGKILL),
-    "crashes": lambda: kill(signal.SIGSEGV),
-    "leaves": lambda: os._exit(5),
-}[what]()
+if what == "exits":
+    libc.exit(5)
+os.kill(os.getpid(), signal.SIGABRT)
 """
 
 
@@ -147,7 +135,7 @@ def begin(ends):
 @pytest.mark.parametrize(
     ("what", "order", "code", "printed"),
     [
-        ("stuck", b"\0" + encode_order(3, "why\nnot", speak=True), 3, "the job ends: why\nnot"),
+        ("stuck", b"\0" + encode_order(3, "why\n\0not", speak=True), 3, "the job ends: why\nnot"),
         ("stuck", encode_order(143, "x", speak=False), 143, ""),
         ("signalled", b"", 143, ""),
         ("disarmed", encode_order(3, "x", speak=False), 5, ""),  # it ends by itself
@@ -162,42 +150,20 @@ def test_a_process_ends_as_it_is_told_even_if_it_is_stuck(begin, what, order, co
     assert ({"signal": signal.SIGTERM} in list(lines_of(far))) == (what == "signalled")
 
 
-ENDS = {
-    "exits": (5, True),
-    "aborts": (-signal.SIGABRT, True),
-    "raises its handled signal": (9, True),
-    "is killed": (-signal.SIGKILL, False),
-    "has a child": (-signal.SIGKILL, False),
-    "crashes": (-signal.SIGSEGV, False),
-    "leaves": (5, False),
-    "has said bye": (5, False),
-}
-"""The exit code of a process that ends in this way, and whether it leaves a last word."""
-
-
-@pytest.mark.parametrize("what", ENDS)
-def test_a_process_that_ends_itself_leaves_a_last_word(begin, what):
+@pytest.mark.parametrize(
+    ("what", "code", "has_word"),
+    [
+        ("exits", 5, True),
+        ("aborts", -signal.SIGABRT, True),
+        ("aborts, which is handled", 9, True),
+        ("has a child", 6, False),
+        ("has said bye", 5, False),
+    ],
+)
+def test_a_process_that_ends_itself_leaves_a_last_word(begin, what, code, has_word):
     process, far = begin(what)
-    messages = list(lines_of(far))
-    code, has_word = ENDS[what]
+    assert list(lines_of(far)).count({"last_word": True}) == has_word
     assert process.wait(timeout=20) == code
-    assert messages.count({"last_word": True}) == has_word
-
-
-def test_a_process_says_nothing_while_it_is_stopped(begin):
-    process, far = begin("stuck")
-    far.sendall(b"\0")
-    assert far.recv(1)
-    assert process.poll() is None
-    process.send_signal(signal.SIGSTOP)
-    os.waitpid(process.pid, os.WUNTRACED)
-    far.recv(65536)  # what it sent before
-    far.settimeout(1.5)
-    with pytest.raises(TimeoutError):
-        far.recv(1)
-    process.send_signal(signal.SIGCONT)
-    far.settimeout(20)
-    assert far.recv(1)
 
 
 SERVED = """
@@ -332,27 +298,22 @@ def test_a_job_that_is_suspended_as_a_whole_goes_on(launch):
 def test_what_killed_jobs_have_left_is_removed_and_nothing_else(tmp_path, monkeypatch):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    names = {"ompi": os.getpid(), "prted": ended.pid}
-    sessions = [tmp_path / f"{name}.{pid}" for name, pid in names.items()]
-    others = [tmp_path / f"{name}{ended.pid}" for name in ("ompi.host.", "other.")]
-    new = tmp_path / f"ompi.{ended.pid}"
-    for directory in (*sessions, *others):
-        (directory / "1").mkdir(parents=True)
-        os.utime(directory, (0, 0))
-    new.mkdir()
-    memory = tmp_path / "memory"
-    memory.mkdir()
-    for name in ("sm_segment.h.old", "sm_segment.h.new", "table"):
-        (memory / name).write_text("")
-    for name in ("sm_segment.h.old", "table"):
-        os.utime(memory / name, (0, 0))
+    own, memory = tmp_path / f"ompi.{os.getpid()}", tmp_path / "memory"
+    old = [own, tmp_path / f"prted.{ended.pid}", tmp_path / f"ompi.host.{ended.pid}"]
+    old += [tmp_path / f"other.{ended.pid}", memory / "sm_segment.h.old", memory / "table"]
+    new = [tmp_path / f"ompi.{ended.pid}", memory / "sm_segment.h.new"]
+    for path in (*old, *new):
+        (path / "1" if path.parent == tmp_path else memory).mkdir(parents=True, exist_ok=True)
+        if path.parent == memory:
+            path.write_text("")
+    for path in old:
+        os.utime(path, (0, 0))
     monkeypatch.setattr(agent, "MEMORY", memory)
-    monkeypatch.setattr(agent, "launcher", lambda: (os.getpid(), str(sessions[0])))
+    monkeypatch.setattr(agent, "launcher", lambda: (os.getpid(), str(own)))
     monkeypatch.setattr(agent, "FIRST_NAMESPACE", str(Path("/proc/self/ns/pid").readlink()))
     agent.remove_leftovers()
-    assert [each.exists() for each in sessions] == [True, False]
-    assert all(each.exists() for each in [*others, new])
-    assert sorted(each.name for each in memory.iterdir()) == ["sm_segment.h.new", "table"]
+    gone = [path.name for path in (*old, *new) if not path.exists()]
+    assert gone == [f"prted.{ended.pid}", "sm_segment.h.old"]
 
 
 @pytest.mark.parametrize(("chosen", "delay"), [({}, "3"), ({ABORT_DELAY: "9"}, "9")])
@@ -362,8 +323,3 @@ def test_mpi_waits_before_it_ends_a_rank_unless_the_user_wants_another_delay(cho
     environment = {name: text for name, text in os.environ.items() if name != ABORT_DELAY}
     command = [sys.executable, "-c", script]
     assert subprocess.check_output(command, env=environment | chosen, text=True) == f"{delay}\n"
-
-
-def test_an_order_may_hold_anything():
-    assert encode_order(3, "a\0b\nc", speak=True) == b"3 1 ab\nc\0"
-    assert json.loads(b"[1]") == [1]

@@ -1,4 +1,4 @@
-"""A few of the runs of `make fault-test`, one for each signal."""
+"""A few of the runs of `make fault-test`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import pytest
 
 from candle_p1.benchmark import find_benchmark
 from candle_p1.datasets.synthetic import ensure
-from tests.faults.kill_runs import Fault, FaultyRun, draw
+from tests.faults.kill_and_restart import execute_all, is_too_easy, kills_of, summary
+from tests.faults.kill_runs import Fault, FaultyRun
+
+pytestmark = [pytest.mark.extended, pytest.mark.parallel, pytest.mark.horovod]
 
 FAULTS = [
     ("mpirun", "rank 1", "STOP", "start"),
@@ -18,6 +21,7 @@ FAULTS = [
     ("mpirun", "launcher", "STOP", "training"),
     ("mpirun", "rank 0", "TERM", "training"),
 ]
+NUM_KILLS = 4
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +38,6 @@ def ended(mpirun, data_directory, tmp_path_factory):
     return faults
 
 
-@pytest.mark.extended
-@pytest.mark.parallel
-@pytest.mark.horovod
 @pytest.mark.parametrize("number", range(len(FAULTS)), ids=lambda number: "-".join(FAULTS[number]))
 def test_a_run_ends_as_documented(ended, number):
     fault = ended[number]
@@ -45,7 +46,15 @@ def test_a_run_ends_as_documented(ended, number):
     assert fault.period != "training" or fault.status in ("failed", "interrupted")
 
 
-def test_faults_follow_from_the_seed():
-    faults = [draw(number, seed=1) for number in range(100)]
-    assert faults == [draw(number, seed=1) for number in range(100)]
-    assert len({(each.victim, each.signal, each.period) for each in faults}) > 30
+def test_killed_runs_end_as_if_nobody_had_killed_them(
+    mpirun, data_directory, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CANDLE_DATA_DIR", str(data_directory))
+    runs = execute_all(NUM_KILLS, seed=1, num_jobs=2, directory=tmp_path)
+    print(summary(runs))
+    assert [problem for run in runs for problem in run.problems] == []
+    kills = kills_of(runs)
+    assert len(kills) >= NUM_KILLS
+    assert sum(kill.num_good for kill in kills) > 0
+    assert {run.command.benchmark for run in runs} == {"nt3", "p1b1"}
+    assert not is_too_easy(runs)
