@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import shlex
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from click.testing import CliRunner
 from candle_p1 import cli
 from candle_p1.cluster.checks import Finding
 from candle_p1.cluster.preflight import command as preflight
-from candle_p1.errors import EXIT_CODE, UnknownFlagError
+from candle_p1.errors import EXIT_CODE
 from candle_p1.parameters.catalog import PARAMETERS
 from tests.conftest import CANDLE_P1, ROOT
 from tests.planted_records import plant
@@ -112,12 +111,6 @@ def test_flags_of_the_benchmark_need_no_separator(argv):
     assert list(context.params["flags"]) == FLAGS.split()
 
 
-def test_an_unknown_flag_keeps_its_arguments_between_ranks():
-    error = UnknownFlagError("--epoch", ["--epochs"])
-    copy = pickle.loads(pickle.dumps(error))
-    assert (str(copy), copy.flag, copy.known) == (str(error), error.flag, error.known)
-
-
 def run(*argv, **options):
     defaults = {"capture_output": True, "text": True, "timeout": 120, "check": False}
     # Not inherited: the readline module sets COLUMNS in a process behind Python's back.
@@ -135,35 +128,24 @@ def run(*argv, **options):
         ("run nt3 --np 0", "--np"),
         ("run nt3 --epocs 2", "'--epochs'"),
         ("run nt3 -- --np 2", "before --"),
-        ("run nt3 --epochs x", "epochs = 'x'"),
         (f"run nt3 --np {'9' * 30}", "too many"),
         ("run nt3 --np 2 --epochs 15 --dry_run", "--epochs 14 or --epochs 16"),
         ("run ~nosuchuser/x", "nosuchuser"),
-        ("compare nowhere neither", "nowhere"),
-        (f"study show strong-nt3 --repeats {'9' * 400}", "--repeats"),
         (f"study show strong-nt3 --ranks {'9' * 5000}", "--ranks"),
-        ("study run ~nosuchuser/x.toml", "nosuchuser"),
         (f"study status {'x' * 5000}", "too long"),
         ("submit nt3 --machine slurn", "'slurm'"),
         ("submit nt3 --machine slurm --study strong-nt4", "'strong-nt3'"),
-        ("submit nt3 --dry_run --machine ~nosuchuser/x.toml", "nosuchuser"),
-        (f"submit nt3 --machine slurm --time {'9' * 5000}", "--time"),
         (f"bench load nt3 --load_threads {10**12}", "load_threads"),
         ("bench load nt3 --methods chunkd", "'chunked'"),
         ("bench load nt3 --size small --data_dir .", "--data_dir"),
-        ("bench load nt3 --json no/such.json", "--json no/such.json"),
         ("bench load nt3 -- --loader chunked", "--methods"),
         ("bench read nt3 --independent --cold", "--independent cannot be combined with --cold"),
-        (f"bench step nt3 --steps {10**12}", "--steps"),
         ("bench step nt3 --keras2 nowhere", "`make keras2`"),
         ("bench step nt3 --compare_env nowhere/python", "cannot be started"),
         ("bench startup nt3 --epochs 3", "--epochs cannot be set"),
         (f"data make nt3 --out x --seed {10**12}", "--seed"),
-        ("data info p1b", "'p1b"),
         (f"show {'x' * 5000}", "too long"),
-        ("show nowhere", "nowhere"),
         ("show {run} --picture no/out", "--picture no/out: "),
-        ("compare {run} {run} --json no/out", "--json no/out: "),
         (f"timeline summary {TIMELINE} --json no/out", "--json no/out: "),
         (f"timeline summary {TIMELINE} --gradients (", "--gradients"),
         (f"timeline summary {TIMELINE} --record absent/run.json", "absent/run.json"),
@@ -262,9 +244,8 @@ def test_show_lists_runs_where_there_are_several(runs, tmp_path, monkeypatch):
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("argv", ["run nt3 -- --help", "study show strong-nt3 --repeats 99"])
-def test_a_reader_that_stops_reading_ends_the_command_quietly(tmp_path, argv):
-    command = f"{shlex.join(CANDLE_P1)} {argv} | head -n 1"
+def test_a_reader_that_stops_reading_ends_the_command_quietly(tmp_path):
+    command = f"{shlex.join(CANDLE_P1)} study show strong-nt3 --repeats 99 | head -n 1"
     options = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 60}
     done = subprocess.run(command, shell=True, check=False, **options)
     assert (done.stdout.count("\n"), done.stderr) == (1, "")
@@ -285,14 +266,8 @@ def test_ctrl_c_is_quiet(tmp_path, start):
     assert (output + errors).strip() == ""
 
 
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-        pytest.param({"PYTHONIOENCODING": "latin-1"}, marks=pytest.mark.extended),
-    ],
-)
-def test_any_locale_and_any_file_name_can_be_printed(variables, runs):
+def test_any_file_name_can_be_printed_in_any_locale(runs):
+    variables = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     odd = os.fsencode(runs / "nt3") + b"/\xff\xc3\xa4"
     (runs / "nt3/EXP000").rename(os.fsdecode(odd))
     done = run("show", runs, env=os.environ | variables, text=False)

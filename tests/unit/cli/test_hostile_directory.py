@@ -37,7 +37,7 @@ def hostile(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not SCRIPT.exists(), reason="candle-p1 is not installed")
-@pytest.mark.parametrize("argv", ["data info", "study list", "run nt3 --dry_run", "show .", "run "])
+@pytest.mark.parametrize("argv", ["data info", "run nt3 --dry_run", "show .", "run "])
 def test_commands_execute_no_code_of_the_working_directory(argv):
     variables = dict(os.environ)
     if argv.endswith(" "):  # completion of the next word

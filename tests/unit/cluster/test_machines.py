@@ -31,24 +31,19 @@ def test_a_machine_is_consistent_and_every_value_has_a_source(name):
     assert machine.queue not in machine.queues
 
 
-def test_ranks_get_lists_of_cores_where_some_are_reserved():
-    """The list for 12 ranks is that of ALCF's guide: running-jobs-aurora.md, Example 4."""
-    aurora = load_machine("aurora")
-    lists = ":".join(Layout.on(aurora, 1, 12).core_ranges)
-    assert lists == "1-8:9-16:17-24:25-32:33-40:41-48:53-60:61-68:69-76:77-84:85-92:93-100"
-    assert Layout.on(aurora, 1, 3).core_ranges == ("1-8", "9-16", "53-60")
-    assert Layout.on(load_machine("polaris"), 1).core_ranges == ()
-
-
-def test_the_layouts_of_the_paper():
-    """Section 4.1 and Figure 5 (b): one GPU and 7 cores; section 2.3: a rank per node."""
-    summit, theta = load_machine("summit"), load_machine("theta")
-    assert [summit.limits("batch", nodes)[2] for nodes in (45, 46, 4609)] == [120, 360, None]
-    assert (summit.ranks_per_node, summit.cores_per_rank, summit.gpus_per_rank) == (6, 7, 1)
-    assert (theta.ranks_per_node, theta.threads_per_rank) == (1, 64)
-    more, fewer = Layout.on(theta, 2, 4), Layout.on(summit, 2, 3)
-    assert (more.num_ranks, more.cores_per_rank, more.threads_per_rank) == (8, 16, 16)
-    assert (fewer.cores_per_rank, fewer.threads_per_rank) == (7, 7)
+@pytest.mark.parametrize(
+    ("machine", "ranks", "cores", "threads", "lists"),
+    [
+        ("aurora", 3, 8, 8, ("1-8", "9-16", "53-60")),  # others are reserved
+        ("theta", 4, 16, 16, ()),
+        ("summit", 3, 7, 7, ()),
+    ],
+)
+def test_layouts_with_other_ranks_than_usual(machine, ranks, cores, threads, lists):
+    """Those with the usual ones are in tests/files/jobs."""
+    found = Layout.on(load_machine(machine), 1, ranks)
+    assert (found.cores_per_rank, found.threads_per_rank) == (cores, threads)
+    assert found.core_ranges == lists
 
 
 OURS = 'base = "slurm"\ncores_per_node = 8\nranks_per_node = 2\ncores_per_rank = 8\n'
@@ -114,10 +109,3 @@ def test_an_error_names_the_file_and_the_key(text, problem, tmp_path):
     with pytest.raises(ParameterError, match=problem) as raised:
         load_machine(str(path))
     assert str(path) in str(raised.value)
-
-
-def test_unknown_machines():
-    with pytest.raises(ParameterError, match=r"'sumit' .*'summit'.*theta"):
-        load_machine("sumit")
-    with pytest.raises(ParameterError, match=r"absent\.toml"):
-        load_machine("absent.toml")

@@ -5,7 +5,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -24,10 +24,6 @@ NEEDS = Needs(output=Path("output"), data=Path("data"))
 PACKAGES = {"Python": "3.11.2", "candle-p1": "0.1.0", "keras": "3.15", "tensorflow": "2.18.1"}
 PACKAGES |= {"horovod": "0.28.1", "mpi4py": "4.1"}
 GOOD = NodeFacts(
-    rank=0,
-    node="a",
-    local_rank=0,
-    local_size=2,
     packages=PACKAGES,
     mpi_library="Open MPI v5.0.11",
     mpi_files=["/lib/libmpi.so.40"],
@@ -49,21 +45,19 @@ def job(num_nodes=3, ranks_per_node=2, **changes):
     """Returns the facts of a job; changes of the last rank of its second node, "b"."""
     size, facts = ranks_per_node, []
     for rank in range(num_nodes * size):
-        node, local_rank = divmod(rank, size)
-        of_rank = {"rank": rank, "node": "abcdefghijkl"[node], "local_rank": local_rank}
-        of_rank |= changes if rank == 2 * size - 1 else {}
-        facts.append(replace(GOOD, local_size=size, **of_rank))
+        place = {"rank": rank, "node": "abc"[rank // size], "local_rank": rank % size}
+        facts.append(replace(GOOD, local_size=size, **place))
+    facts[2 * size - 1] = replace(facts[2 * size - 1], **changes)
     return facts
 
 
-def problems(facts, needs=NEEDS):
-    return [finding for finding in check_facts(facts, needs) if finding.problem]
+def problems(facts):
+    return [finding for finding in check_facts(facts, NEEDS) if finding.problem]
 
 
 def test_nodes_that_are_alike_have_no_problem():
-    findings = {finding.name: finding.value for finding in check_facts(job(), NEEDS)}
     assert not problems(job())
-    assert findings == {
+    assert {finding.name: finding.value for finding in check_facts(job(), NEEDS)} == {
         "ranks": "6 on 3 nodes",
         "engine": "horovod",
         **PACKAGES,
@@ -149,14 +143,14 @@ def test_gpus_fit_the_ranks_or_not(facts, num_gpus, found):
 
 
 def test_what_the_job_asked_for_and_why_it_is_not_there(monkeypatch, run_as):
-    lack = Lack("no support", "install candle-p1[gpu]")
+    lack = Lack("no support", "install it")
     found = software() | {"gpus": [], "gpu_lack": lack, "gpu_ids": None}
     monkeypatch.setattr(checks, "find_software", lambda with_mpi: found)
     monkeypatch.setenv("CANDLE_P1_NODE", "a")
     monkeypatch.setenv("CANDLE_P1_GPUS_PER_NODE", "4")
     code, _, errors = run_as("none", 0, 1, *NOTHING)
     wanted = r"node a: GPUs: 4 GPUs needed \(CANDLE_P1_GPUS_PER_NODE=4\)"
-    assert re.search(rf"{wanted}.*: {lack.why}. Fix: {re.escape(lack.fix)};", errors)
+    assert re.search(rf"{wanted}.*: {lack.why}. Fix: {lack.fix};", errors)
     assert (code, errors.count("\n")) == (2, 1)
     assert run_as("none", 0, 1, *NOTHING, "--gpus", "0")[0] == 0
     monkeypatch.setenv("CANDLE_P1_GPUS_PER_NODE", "0")
@@ -237,11 +231,10 @@ def test_only_rank_0_reports_wrong_arguments_and_shows_the_help(run_as, rank):
 
 def test_the_error_of_a_node_without_mpi_names_the_node(monkeypatch, run_as):
     def broken():
-        raise SetupError("mpi4py cannot be used")
+        raise SetupError("no mpi4py")
 
     monkeypatch.setenv("CANDLE_P1_NODE", "b")
-    code, _, errors = run_as("none", 0, 1, connect=broken)
-    assert (code, errors) == (2, "error: node b: mpi4py cannot be used\n")
+    assert run_as("none", 0, 1, connect=broken) == (2, "", "error: node b: no mpi4py\n")
 
 
 def test_the_command_shows_one_table(monkeypatch, run_as, tmp_path):
@@ -295,14 +288,10 @@ def test_import_errors_are_facts(monkeypatch, needed):
 
 @pytest.mark.parametrize(("visible", "ids"), [(None, ["a", "b"]), ("1", ["b"]), ("MIG-1", None)])
 def test_the_gpus_that_a_rank_sees(monkeypatch, visible, ids):
-    nvml = SimpleNamespace(
-        NVMLError=RuntimeError,
-        nvmlInit=lambda: None,
-        nvmlShutdown=lambda: None,
-        nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetUUID="ab".__getitem__,
-    )
+    nvml = MagicMock(NVMLError=RuntimeError)
+    nvml.nvmlDeviceGetCount.return_value = 2
+    nvml.nvmlDeviceGetHandleByIndex.side_effect = "ab".__getitem__
+    nvml.nvmlDeviceGetUUID.side_effect = str
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:

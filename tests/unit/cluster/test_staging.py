@@ -71,24 +71,22 @@ def test_the_python_of_an_archive_starts_where_it_is_unpacked(archive, tmp_path)
     libraries = f"{directory}/venv/lib:{directory}/base/lib"
     variables = {"PYTHONPATH": f"{directory}/root:{ROOT}", "LD_LIBRARY_PATH": libraries}
     told = run([directory / "venv/bin/python", "-c", TELL], STAGED="1", **variables)
-    prefix, base, standard, package, mine, has_source = json.loads(told)
+    prefix, base, standard, *packages, has_source = json.loads(told)
     assert prefix == f"{directory}/venv"
-    assert all(path.startswith(f"{directory}/") for path in (package, mine))
+    assert all(path.startswith(f"{directory}/") for path in packages)
     if sys.base_prefix not in staging.OF_SYSTEM:
         assert (base, standard.startswith(f"{base}/")) == (f"{directory}/base", True)
     assert has_source == (ROOT / ".git").exists()
 
 
 def test_one_rank_of_a_node_unpacks_for_all_and_removes_its_own_copy(archive, tmp_path):
-    copy = tmp_path / "env.tar"
-    shutil.copy(archive, copy)
+    copy = Path(shutil.copy(archive, tmp_path / "env.tar"))
     (tmp_path / "env.lock").mkdir()  # as by another rank
-    assert unpack(copy, tmp_path / "env").returncode == 0
-    assert (copy.exists(), (tmp_path / "env").exists()) == (True, False)
-    (tmp_path / "env.lock").rmdir()
-    assert unpack(copy, tmp_path / "env").returncode == 0
-    assert (copy.exists(), (tmp_path / "env").exists()) == (False, True)
-    assert archive.exists()
+    for is_first in (False, True):
+        assert unpack(copy, tmp_path / "env").returncode == 0
+        assert (copy.exists(), (tmp_path / "env").exists()) == (not is_first, is_first)
+        if not is_first:
+            (tmp_path / "env.lock").rmdir()
 
 
 def test_a_node_that_cannot_unpack_is_named(archive, tmp_path):

@@ -30,7 +30,7 @@ sizes.odd = {ranks = [3]}
 
 
 @pytest.fixture(autouse=True)
-def in_a_directory_of_its_own(monkeypatch, tmp_path):
+def without_a_project(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CANDLE_P1_PROJECT", raising=False)
 
@@ -43,8 +43,7 @@ def study(tmp_path):
 
 
 def submit(*arguments):
-    argv = [str(argument) for argument in arguments]
-    result = CliRunner().invoke(command, argv, standalone_mode=False)
+    result = CliRunner().invoke(command, [*map(str, arguments)], standalone_mode=False)
     if isinstance(result.exception, CandleError):
         raise result.exception
     assert result.exception is None, result.output
@@ -150,6 +149,7 @@ def test_a_chain_whose_later_jobs_are_refused(scheduler, tmp_path):
         ("--machine slurm --chain 2 -- --ckpt_every_s 0", "--chain .*ckpt_every_s"),
         ("--machine slurm -- --epocs 3", "--epocs "),
         ("--machine slurm --array", "--array goes with --study"),
+        ("--machine theta --project P --study study.toml --array", "--array: .*theta, cobalt"),
         ("--machine theta --exclude n1", "--exclude n1: jobs on theta"),
         ("--machine slurm --exclude n1;reboot", "--exclude n1;reboot"),
         ("--machine pbs --exclude n[1-3]", r"--exclude n\[1-3\]"),
@@ -213,17 +213,15 @@ def test_ctrl_c_waits_for_the_end_of_a_local_job_and_starts_no_other(start):
     assert process.returncode == 9
 
 
-def test_another_virtual_environment_is_named(monkeypatch):
-    for prefix, is_named in (("/opt/venv", True), (str(ROOT / ".venv"), False)):
-        monkeypatch.setattr(sys, "prefix", prefix)
-        output = submit(*ON_SLURM, "--dry_run").output
-        assert (f"job_default CANDLE_P1_VENV {prefix}\n" in output) == is_named
-
-
-def test_a_folder_and_a_project_of_the_environment(monkeypatch):
+@pytest.mark.parametrize(
+    ("prefix", "is_named"), [("/opt/venv", True), (str(ROOT / ".venv"), False)]
+)
+def test_what_a_script_takes_from_the_environment(prefix, is_named, monkeypatch):
     monkeypatch.setenv("CANDLE_P1_PROJECT", "ABC123")
+    monkeypatch.setattr(sys, "prefix", prefix)
     folder = ROOT / "benchmarks/nt3"
     output = submit(folder, "--machine", "theta", "--nodes", 128, "--dry_run").output
+    assert (f"job_default CANDLE_P1_VENV {prefix}\n" in output) == is_named
     assert "#COBALT -A ABC123\n" in output
     assert str(folder / "nt3_baseline_keras2.py") in output
 
