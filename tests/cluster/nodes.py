@@ -26,6 +26,8 @@ import psutil
 from candle_p1.cluster import launchers
 
 PROGRAMS = ("ip", "iptables", "mount", "nsenter", "unshare")
+KINDS = ("--net", "--uts", "--mount", "--ipc")
+"""The namespaces of a node, as options of unshare."""
 INTERFACE = "eth0"
 SWITCH = "switch"
 SESSIONS = ("ompi.", "prted.")
@@ -48,11 +50,10 @@ done
 """
 NODE = """
 set -e
-name=$1 address=$2 hosts=$3 temporary=$4
-echo "$name" > /proc/sys/kernel/hostname
+echo "$1" > /proc/sys/kernel/hostname
+mount --bind "$2" /etc/hosts
 mount -t tmpfs tmpfs /dev/shm
-mount -t tmpfs tmpfs "$temporary"
-mount --bind "$hosts" /etc/hosts
+mount -t tmpfs tmpfs "$3"
 ip link set lo up
 """
 AGENT = """#!/bin/sh
@@ -70,7 +71,7 @@ mkdir -p "$TMPDIR/own" && export TMPDIR="$TMPDIR/own" && mount -t tmpfs tmpfs "$
 """
 
 
-def what_is_missing() -> str | None:
+def what_is_missing():
     """Returns why this machine cannot have nodes; None if it can."""
     if not sys.platform.startswith("linux"):
         return "nodes are made from Linux's namespaces"
@@ -80,12 +81,7 @@ def what_is_missing() -> str | None:
     if missing:
         return f"not installed: {', '.join(missing)}"
     script = f"set -e; mount -t tmpfs tmpfs /dev/shm; ip link add {SWITCH} type bridge; iptables -S"
-    tried = subprocess.run(
-        ["unshare", "--net", "--uts", "--mount", "--ipc", "sh", "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    tried = subprocess.run(["unshare", *KINDS, "sh", "-c", script], capture_output=True, text=True)
     return f"no namespaces: {tried.stderr.strip()}" if tried.returncode else None
 
 
@@ -96,14 +92,9 @@ def in_container(command, *, private_tmpdir=False, shm="50%"):
 
 
 class Namespaces:
-    """A process that keeps namespaces alive, and what is done in them.
+    """A process that keeps namespaces alive, in which it first runs a script with its arguments."""
 
-    Args:
-        kinds: The namespaces, as options of unshare.
-        script: What is done first in them, with its arguments.
-    """
-
-    def __init__(self, kinds, script="", *arguments) -> None:
+    def __init__(self, kinds, script="", *arguments):
         self._kinds = kinds
         self._holder = subprocess.Popen(
             ["unshare", *kinds, "bash", "-c", script + HOLD, "bash", *map(str, arguments)],
@@ -117,7 +108,7 @@ class Namespaces:
             self.close()
             raise OSError(f"a node could not be made: {script} {arguments}")
 
-    def close(self) -> None:
+    def close(self):
         """Kills all processes in the namespaces, with which these vanish."""
         self._holder.stdin.close()
         self._holder.wait(END_S)
@@ -128,27 +119,18 @@ class Namespaces:
         return ["nsenter", "--target", str(self.pid), *self._kinds, *map(str, command)]
 
     def run(self, *command):
-        """Runs a command in the namespaces; returns what it prints."""
-        done = subprocess.run(
-            self.enter(*command), capture_output=True, text=True, check=False, timeout=END_S
-        )
+        """Runs a command in the namespaces."""
+        options = {"capture_output": True, "text": True, "timeout": END_S}
+        done = subprocess.run(self.enter(*command), **options)
         assert done.returncode == 0, f"{shlex.join(map(str, command))}: {done.stderr}"
-        return done.stdout
 
 
 class Node(Namespaces):
-    """A node.
+    """A node: its host name, its IPv4 address, and the directory that it has for itself."""
 
-    Attributes:
-        name: Its host name.
-        address: Its IPv4 address.
-        temporary: The directory that it has for itself.
-    """
-
-    def __init__(self, name, address, hosts, temporary) -> None:
+    def __init__(self, name, address, hosts, temporary):
         self.name, self.address, self.temporary = name, address, temporary
-        kinds = ("--net", "--uts", "--mount", "--ipc")
-        super().__init__(kinds, NODE, name, address, hosts, temporary)
+        super().__init__(KINDS, NODE, name, hosts, temporary)
 
     def processes(self):
         """Returns the processes that run on the node."""
@@ -175,11 +157,6 @@ class Node(Namespaces):
         target = ["DROP"] if silently else ["REJECT", "--reject-with", "tcp-reset"]
         self.run("iptables", "-A", "INPUT", "-p", "tcp", *match, "-j", *target)
 
-    def drop_all(self):
-        """Lets no packet of the network in or out, as behind a switch that has lost its power."""
-        self.run("iptables", "-A", "INPUT", "-i", INTERFACE, "-j", "DROP")
-        self.run("iptables", "-A", "OUTPUT", "-o", INTERFACE, "-j", "DROP")
-
     def shape(self, *discipline):
         """Delays or limits what the node sends, by the words of a queueing discipline of tc.
 
@@ -192,20 +169,15 @@ class Node(Namespaces):
 
 
 class Cluster:
-    """Nodes named node1, node2 and so on, at one switch; a context manager.
+    """Nodes named node1, node2 and so on, at one switch, for jobs that run in a directory."""
 
-    Args:
-        num_nodes: How many nodes.
-        directory: Where jobs run; the files of the cluster are in a directory in it.
-    """
-
-    def __init__(self, num_nodes, directory) -> None:
+    def __init__(self, num_nodes, directory):
         self._work = Path(directory)
         self._directory = self._work / "cluster"
         self._temporary = self._directory / "temporary"
         self._stack = ExitStack()
         self._names = [f"node{i + 1}" for i in range(num_nodes)]
-        self.nodes: list[Node] = []
+        self.nodes = []
 
     def __enter__(self):
         with self._stack:
@@ -213,10 +185,10 @@ class Cluster:
             self._stack = self._stack.pop_all()
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception):
         self._stack.close()
 
-    def _make(self) -> None:
+    def _make(self):
         self._temporary.mkdir(parents=True)
         addresses = {name: f"10.0.0.{i + 1}" for i, name in enumerate(self._names)}
         hosts = self._directory / "hosts"
@@ -244,10 +216,7 @@ class Cluster:
     def mpirun(self, num_ranks_of_nodes, *argv, wrap=list):
         """Returns the command line that starts ranks of a Python script from the first node.
 
-        Args:
-            num_ranks_of_nodes: The number of ranks on each node; nodes that are missing have none.
-            argv: The script and its arguments.
-            wrap: Returns what a rank runs in place of a command, such as `in_container`.
+        Nodes without a number of ranks have none. Ranks run what `wrap` returns for their command.
         """
         command = wrap([sys.executable, *map(str, argv)])
         program, *rest = launchers.mpirun(sum(num_ranks_of_nodes), command).command

@@ -27,9 +27,9 @@ TRAINING = "--conv 4 20 1 --pool 10 --dense 8 --epochs 2000 --epochs_scaling wea
 class Job:
     """A job on several nodes, which nothing ends but a fault; `pids` are those of its ranks."""
 
-    def __init__(self, nodes, process, directory) -> None:
+    def __init__(self, nodes, process, directory):
         self._nodes, self._process, self._directory = nodes, process, directory
-        self.pids: list[int] = []
+        self.pids = []
 
     @property
     def is_running(self):
@@ -43,11 +43,11 @@ class Job:
     def await_epoch(self):
         """Waits until the ranks have trained for an epoch."""
         history = self._directory / "out/EXP000/RUN000/history.csv"
-        wait_until(
-            lambda: history.exists() and history.read_text().count("\n") > 1,
-            START_S,
-            self._process,
-        )
+
+        def has_epoch():
+            return history.exists() and history.read_text().count("\n") > 1
+
+        wait_until(has_epoch, START_S, self._process)
 
     def _find(self, num_ranks):
         self.pids = []
@@ -132,8 +132,7 @@ def assert_named(job, ranks, host, *, is_printed=True):
 
 
 @pytest.mark.parametrize(
-    ("number", "how"),
-    [(signal.SIGKILL, "died"), (signal.SIGSEGV, "died"), (signal.SIGABRT, "by itself")],
+    ("number", "how"), [(signal.SIGKILL, "died"), (signal.SIGABRT, "by itself")]
 )
 def test_a_rank_is_killed_on_another_node(begin, number, how):
     """MPI then ends the rank that communicated with it, on the node of the watchdog."""
@@ -158,12 +157,6 @@ def test_the_cable_of_a_node_is_pulled(begin, soon):
     nodes, job = begin(2, 2)
     nodes.cut(nodes.nodes[1])
     assert_named(job, [2, 3], "node2")
-
-
-def test_the_network_drops_the_packets_of_a_node(begin, soon):
-    nodes, job = begin(2, 1, 1)
-    nodes.nodes[2].drop_all()
-    assert_named(job, [3], "node3")
 
 
 @pytest.mark.horovod
@@ -226,23 +219,16 @@ def test_the_node_of_rank_0_is_cut_off_and_rank_0_is_killed(begin):
     assert_named(job, [0], "node1", is_printed=False)
 
 
-@pytest.mark.parametrize(("gap_s", "must_go_on"), [(6, True), (14, False)])
-def test_the_network_has_a_gap(begin, gap_s, must_go_on):
-    """TCP repeats what was lost after twice as long each time: 13 s and 25 s after the begin.
-
-    On a busy machine the times are others, and a run may survive a long gap.
-    """
+def test_a_short_gap_of_the_network_is_survived(begin):
+    """TCP repeats what was lost after twice as long each time: 13 s after the begin."""
     nodes, job = begin(2, 1)
     nodes.lose_packets(nodes.nodes[1], is_losing=True)
-    time.sleep(gap_s)
+    time.sleep(6)
     nodes.lose_packets(nodes.nodes[1], is_losing=False)
-    time.sleep(LIMIT_S - gap_s)
-    if must_go_on or job.is_running:
-        assert job.is_running
-        os.kill(job.pids[0], signal.SIGKILL)
-        assert_named(job, [0], "node1")
-    else:
-        assert_named(job, [2], "node2")
+    time.sleep(LIMIT_S - 6)
+    assert job.is_running
+    os.kill(job.pids[0], signal.SIGKILL)
+    assert_named(job, [0], "node1")
 
 
 def test_what_a_job_has_left_that_was_killed_as_a_whole_is_removed_by_the_next_one(

@@ -54,14 +54,8 @@ def test_ranks_on_this_machine_stay_there_in_an_allocation_of_two_nodes(
     flags = shlex.join(map(str, tables))
     lines = [f"{runs[name]} {flags} --run_id {name} >{name}.txt 2>&1; echo $?" for name in runs]
     (tmp_path / "job.sh").write_text("\n".join(["#!/bin/bash", *lines, ""]))
-    options = [
-        "--wait",
-        "--nodes=2",
-        "--ntasks-per-node=1",
-        "--output=codes",
-        f"--chdir={tmp_path}",
-    ]
-    command = slurm.here("sbatch", *options, tmp_path / "job.sh")
+    options = ["--wait", "--nodes=2", "--ntasks-per-node=1", "--output=codes"]
+    command = slurm.here("sbatch", *options, f"--chdir={tmp_path}", tmp_path / "job.sh")
     await_end(start(command, env=slurm.environment), 3 * LIMIT_S)
     assert (tmp_path / "codes").read_text().split() == ["0", "0", "2"]
     record = read_record(tmp_path / "out/EXP000/here/run.json")

@@ -6,6 +6,7 @@ initial weights are drawn by NumPy, because each framework's generator draws its
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -62,23 +63,14 @@ def trains_like_one_process(name, comm):
     files = comm.broadcast(locate_files(benchmark, params) if comm.rank == 0 else None)
     data = benchmark.preprocess(benchmark.load_data(Reader(files), params), params)
     plan = make_plan(benchmark, params, len(data.train), comm)
-    of_ranks = [
-        TrainBatches(data.train, plan, seed=3, rank=rank, shuffle=True) for rank in range(comm.size)
-    ]
+    options = {"seed": 3, "shuffle": True}
+    of_ranks = [TrainBatches(data.train, plan, rank=rank, **options) for rank in range(comm.size)]
     mine = of_ranks[comm.rank]
 
     def train_each_epoch(model, *callbacks):
-        history = model.fit(
-            mine,
-            epochs=NUM_EPOCHS,
-            shuffle=False,
-            verbose=0,
-            callbacks=[
-                keras.callbacks.LambdaCallback(lambda epoch, logs: mine.set_epoch(epoch)),
-                *callbacks,
-            ],
-        )
-        return history.history["loss"]
+        set_epoch = keras.callbacks.LambdaCallback(lambda epoch, logs: mine.set_epoch(epoch))
+        options = {"epochs": NUM_EPOCHS, "shuffle": False, "verbose": 0}
+        return model.fit(mine, callbacks=[set_epoch, *callbacks], **options).history["loss"]
 
     model = built(benchmark, params, data, plan, engine())
     start = weights_of(model)
@@ -104,12 +96,4 @@ def trains_like_one_process(name, comm):
         np.savez(directory / f"{name}.npz", start=start, weights=together, losses=losses)
 
 
-def of_benchmark(name):
-    def check(comm):
-        trains_like_one_process(name, comm)
-
-    check.__name__ = name
-    return check
-
-
-CHECKS = tuple(map(of_benchmark, OF))
+CHECKS = [partial(trains_like_one_process, name) for name in OF]

@@ -5,15 +5,21 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import keras
 import numpy as np
 import pytest
+from harness import on_nodes
 
 from candle_p1.benchmark import find_benchmark
+from candle_p1.cluster.checks import Needs, loaded_mpi_libraries
+from candle_p1.cluster.preflight import examine
 from candle_p1.distributed.callbacks import TimeLimit
-from candle_p1.distributed.comm import MpiCommunicator, agree, attempt, connect
-from candle_p1.errors import DataError, DistributedError
+from candle_p1.distributed.comm import MpiCommunicator, agree, attempt, check_ranks, connect
+from candle_p1.distributed.launch_environment import launched_rank
+from candle_p1.errors import DataError, DistributedError, SetupError
+from candle_p1.records import environment
 from candle_p1.training.setup import check_same_data, check_same_parameters
 
 
@@ -23,6 +29,10 @@ def ranks_know_each_other(comm):
     assert comm.allgather(comm.rank) == list(range(comm.size))
     assert (comm.local_rank, comm.local_size) == (comm.rank, comm.size)  # one machine
     assert (comm.node, comm.num_nodes) == (0, 1)
+    layout = launched_rank()
+    assert (layout.launcher, layout.rank, layout.size) == ("mpirun", comm.rank, comm.size)
+    assert (layout.local_rank, layout.local_size) == (comm.rank, comm.size)
+    check_ranks(layout, comm)
     assert comm.broadcast({"from": comm.rank}, root=comm.size - 1) == {"from": comm.size - 1}
     total = comm.allreduce_sum(np.full((2, 3), comm.rank + 1.0)[:, ::2])
     np.testing.assert_array_equal(total, np.full((2, 2), sum(range(1, comm.size + 1))))
@@ -95,6 +105,34 @@ def all_ranks_stop_when_rank_0_is_out_of_time(comm):
         assert limit.reached == (epochs == 1)
 
 
+NOTHING = {"shm_gib": 0, "memory_gib": 0, "disk_gib": 0}
+
+
+def the_preflight_finds_the_node_that_differs(comm):
+    ranks, node = on_nodes("a,b,a", comm.rank), "aba"[comm.rank]
+    assert (ranks.num_nodes, ranks.local_size) == (2, 1 if node == "b" else 2)
+    values = {finding.name: finding.value for finding in examine(ranks, Needs(**NOTHING), node)}
+    assert comm.allgather(values) == [values] * comm.size
+    assert values["ranks"] == "3 on 2 nodes"
+    engine, packages = values["engine"], environment.package_versions()
+    assert all(values[name] == packages[name] for name in ("keras", engine))
+    assert ("horovod" in values) == (engine == "horovod")
+    assert values["MPI"].startswith("Open MPI")
+    assert len(loaded_mpi_libraries()) == 1
+    of_b = {"keras": "3.0"} if node == "b" else {}
+    data = {"data": Path("/dev/null/below")} if node == "b" else {}
+    with (
+        patch.object(environment, "package_versions", lambda: packages | of_b),
+        pytest.raises(SetupError) as raised,
+    ):
+        examine(ranks, Needs(**NOTHING, **data), node)
+    message = str(raised.value)
+    assert raised.value.agreed
+    assert comm.allgather(message) == [message] * comm.size
+    assert "\n  node b: keras: 3.0, " in message
+    assert "\n  node b: data: /dev/null is not a directory. Fix: " in message
+
+
 CHECKS = (
     ranks_know_each_other,
     bytes_go_round_in_order,
@@ -102,4 +140,5 @@ CHECKS = (
     an_error_of_one_rank_is_raised_on_all,
     different_parameters_and_different_data_are_refused,
     all_ranks_stop_when_rank_0_is_out_of_time,
+    the_preflight_finds_the_node_that_differs,
 )

@@ -1,52 +1,37 @@
-"""Reading with several ranks: every layout of ranks on nodes gives what one process gives.
-
-Each argument is a layout, which names the node of each rank: "a,a,b,b" means two nodes with two
-ranks each.
-"""
+"""Reading with several ranks: every layout of ranks on nodes gives what one process gives."""
 
 from __future__ import annotations
 
 import errno
 import math
-import os
 import platform
 import re
-import sys
-import tempfile
 import time
 from contextlib import contextmanager
-from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import named, run_checks
+from harness import shared_directory
 
 from candle_p1.data import cache_file, huge_pages, shared
 from candle_p1.data.cooperative import read_together
 from candle_p1.data.huge_pages import HugeFile
 from candle_p1.data.loaders import read_table
 from candle_p1.data.loading import CacheSettings, Loading
-from candle_p1.data.reader import FileSet, Reader
 from candle_p1.data.shared import NodeArray, sharers
 from candle_p1.data.source import Source, open_together
 from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import fill_missing, join_rows, scale_features
-from candle_p1.distributed.comm import NODE_VARIABLE, MpiCommunicator, SerialCommunicator
+from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.distributed.shared_file import NoRoomError
-from candle_p1.errors import CandleError, DataError
+from candle_p1.errors import CandleError
 from candle_p1.instrument import reading
 from candle_p1.scaling import share_bounds
 
 TEXT_LAYOUT = CsvLayout(header=True, text_columns=("name",), missing=("na",))
 NUMBERS = CsvLayout()
-LIMIT_S = 120
-"""How long a rank waits for the others before a check fails."""
-
-
-def shared_directory(comm):
-    """Returns a new directory, the same on all ranks."""
-    return Path(comm.broadcast(tempfile.mkdtemp(dir=Path.cwd()) if comm.rank == 0 else None))
+LIMIT_S = 120  # for the other ranks
 
 
 def write_table(directory, num_rows, final_newline=True, name="table.csv"):
@@ -75,13 +60,6 @@ def assert_same(table, other, comm):
     assert table.sha256() == other.sha256()
     assert table.values.tobytes() == other.values.tobytes()
     assert sharers(table.values).size == comm.local_size
-
-
-def ranks_are_on_the_given_nodes(comm, nodes):
-    assert comm.num_nodes == len(set(nodes))
-    assert comm.local_size == nodes.count(nodes[comm.rank])
-    assert comm.local.size == comm.local_size
-    assert comm.local.rank == comm.local_rank
 
 
 def every_layout_reads_what_one_process_reads(comm):
@@ -113,9 +91,7 @@ def shared_arrays_are_read_only_and_the_same_memory(comm):
     if comm.local_size > 1:
         with pytest.raises(ValueError, match="read-only"):
             kept[0, 0] = 1
-    maps = [
-        line for line in Path("/proc/self/maps").read_text().splitlines() if "candle_p1-" in line
-    ]
+    maps = re.findall("^.*candle_p1-.*$", Path("/proc/self/maps").read_text(), re.M)
     assert bool(maps) == (comm.local_size > 1)
     assert all(line.endswith("(deleted)") for line in maps), maps  # the file has no name any more
 
@@ -167,21 +143,6 @@ def large_tables_are_the_same_with_and_without_huge_pages(comm):
     assert bool(filled) == (comm.local_size > 1)
 
 
-def all_ranks_raise_the_same_error(comm):
-    directory = shared_directory(comm)
-    path = directory / "bad.csv"
-    if comm.rank == 0:
-        lines = ["1,2"] * 100
-        lines[30], lines[80] = "1,x", "y,1"
-        path.write_text("\n".join(lines))
-    comm.barrier()
-    for block_bytes in (16, None):
-        with pytest.raises(DataError, match=r"line 31, column 2: the field 'x'"):
-            read_together(path, NUMBERS, Loading(comm=comm, block_bytes=block_bytes))
-    with pytest.raises(DataError, match="No such file"):
-        read_together(directory / "absent.csv", NUMBERS, Loading(comm=comm))
-
-
 def opening(before_read):
     """Returns what opens a file whose every read first calls a function with its position."""
 
@@ -202,9 +163,7 @@ def ranks_that_open_different_copies_refuse_them(comm):
     """The files have equal sizes; on one rank one byte differs, which is in no sample or in one."""
     path = shared_directory(comm) / f"copy-{comm.rank}.csv"
     content = b"1,2\n" * 500_000
-    problem = (
-        rf"copy-.*other content on rank {comm.size - 1} than on rank 0: give all nodes the same"
-    )
+    problem = rf"copy-.*other content on rank {comm.size - 1} than on rank 0"
     for method in ("parallel", "cached"):
         loading = Loading(method, comm, cache=CacheSettings(path.parent / method))
         path.write_bytes(content)
@@ -247,9 +206,7 @@ def an_unreadable_block_of_one_rank_ends_the_load(comm):
     loading = Loading(comm=comm, block_bytes=40, open_source=opening(fail_on_last))
     with pytest.raises(CandleError, match=problem):
         read_together(directory / "table.csv", NUMBERS, loading)
-    # The second block failed; the ranks learned of it at their third at the latest, when two
-    # further ones were being read.
-    assert 2 <= len(blocks) <= 5
+    assert 2 <= len(blocks) <= 5  # of 100: the ranks hear of it at their third at the latest
 
 
 def shared_transforms_equal_those_of_one_process(comm):
@@ -291,14 +248,6 @@ def a_damaged_cache_is_made_again_by_all(comm):
     assert len(notes) == (comm.rank == 0)
 
 
-@contextmanager
-def small_units(num_bytes):
-    """Makes slabs so small that the table of a test has many."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache_file, "SLAB_BYTES", num_bytes)
-        yield
-
-
 def a_cache_is_read_once_per_job(comm):
     path, alone = table_of(comm, 301)
     directory = path.parent
@@ -315,7 +264,8 @@ def a_cache_is_read_once_per_job(comm):
         return comm.allgather(sum(read.num_bytes for read in log.reads))
 
     for unit_bytes in (1 << 20, 500):
-        with small_units(unit_bytes):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cache_file, "SLAB_BYTES", unit_bytes)  # a small table has many
             if comm.rank == 0:
                 for old in (directory / "cache").glob("*.table"):
                     old.unlink()
@@ -325,9 +275,8 @@ def a_cache_is_read_once_per_job(comm):
             of_ranks = read()
             assert sum(of_ranks) == num_bytes
             # The numbers are one unit, and the codes are another; or there are enough for all.
-            assert sum(map(bool, of_ranks)) == (
-                min(2, comm.size) if unit_bytes > 500 else comm.size
-            )
+            num_readers = min(2, comm.size) if unit_bytes > 500 else comm.size
+            assert sum(map(bool, of_ranks)) == num_readers
             # Once for all nodes together, and then by each from its own copy.
             stage = directory / f"node-{comm.node}-{unit_bytes}"
             for num_readers in (1, comm.num_nodes):
@@ -348,15 +297,8 @@ def a_cache_is_read_once_per_job(comm):
         comm.barrier()
 
 
-def all_ranks_know_the_digests(comm):
-    path, alone = table_of(comm, 20)
-    reader = Reader(FileSet.at({"train": path}), Loading(comm=comm))
-    reader.read("train", TEXT_LAYOUT)
-    reader.digest()
-    assert reader.digests == {"train": alone.sha256()}
-
-
-def the_disk_is_used_if_shared_memory_is_too_small(comm, nodes):
+def the_disk_is_used_if_shared_memory_is_too_small(comm):
+    nodes = comm.allgather(comm.node)
     path, alone = table_of(comm, 50)
     write, memory = NodeArray.write, shared.MEMORY
 
@@ -366,9 +308,8 @@ def the_disk_is_used_if_shared_memory_is_too_small(comm, nodes):
         write(self, first, elements)
 
     for owner, name, value in (
-        (shared, "MEMORY", Path("/nonexistent")),
-        (NodeArray, "write", refuse),
-    ):
+        (shared, "MEMORY", Path("/nonexistent")), (NodeArray, "write", refuse),
+    ):  # fmt: skip
         notes = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(owner, name, value)
@@ -384,37 +325,11 @@ CHECKS = (
     shared_arrays_are_read_only_and_the_same_memory,
     ranks_fill_huge_pages_that_they_share,
     large_tables_are_the_same_with_and_without_huge_pages,
-    all_ranks_raise_the_same_error,
     ranks_that_open_different_copies_refuse_them,
     all_ranks_read_at_the_same_time,
     an_unreadable_block_of_one_rank_ends_the_load,
     shared_transforms_equal_those_of_one_process,
     a_damaged_cache_is_made_again_by_all,
     a_cache_is_read_once_per_job,
-    all_ranks_know_the_digests,
-)
-
-
-@cache
-def ranks_on(layout, rank):
-    """Returns the communicator of ranks that pretend to be on the nodes of a layout."""
-    os.environ[NODE_VARIABLE] = layout.split(",")[rank]
-    return MpiCommunicator()
-
-
-def checks_of(layout):
-    """Returns the checks with a layout's communicator in place of the job's."""
-    nodes = layout.split(",")
-    checks = named(CHECKS)
-    for check in (
-        ranks_are_on_the_given_nodes,
-        the_disk_is_used_if_shared_memory_is_too_small,
-    ):
-        checks[check.__name__] = partial(check, nodes=nodes)
-    for name, check in checks.items():
-        yield f"{name} on {layout}", lambda comm, check=check: check(ranks_on(layout, comm.rank))
-
-
-run_checks(
-    {name: check for layout in sys.argv[1:] for name, check in checks_of(layout)}, trains=False
+    the_disk_is_used_if_shared_memory_is_too_small,
 )

@@ -45,5 +45,3 @@ def losses_agree(name, comm):
 
 
 CHECKS = [partial(losses_agree, name) for name in FLAGS]
-for check in CHECKS:
-    check.__name__ = f"{check.args[0]} agrees"

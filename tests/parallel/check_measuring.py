@@ -94,9 +94,7 @@ def bytes_are_counted_as_sent_after_compression_and_accumulation(comm):
     if engine().name == "horovod":
         as_on_gpus = patch.object(reducer, "is_on_gpu", lambda variable: True)
     with as_on_gpus:
-        log, _, (exposed_s, _), waits_for = trained(
-            comm, slow_rank=1, compression="fp16", accumulate=2
-        )
+        log, _, (exposed_s, _), waits_for = trained(comm, 1, compression="fp16", accumulate=2)
     assert waits_for == "element"
     waited = comm.allgather(exposed_s)
     assert waited[0] - waited[1] > 0.5 * NUM_STEPS * SLOW_S, waited

@@ -26,37 +26,32 @@ from tests.records import read_record
 
 SMALL = "--epochs 3 --epochs_scaling weak --train_steps 6 --ckpt_save_interval 1"
 NT3 = f"{SMALL} --conv 8 20 1 8 10 1 --dense 20 --dropout 0.3"
-CASES = {
-    "nt3": [
-        (f"{NT3} --momentum 0.9 --warmup_epochs 1 --ckpt_every_steps 4", [(0, 5), (1, 0), (2, 3)]),
-        (f"{NT3} --optimizer adam --backward_passes_per_step 2 --ckpt_every_steps 2", [(1, 3)]),
-        (
-            f"{NT3} --data_type f16 --check_replicas True --optimizer adam --ckpt_every_steps 4",
-            [(1, 4)],
-        ),
-    ],
-    "p1b1": [
-        (
-            f"{SMALL} --batch_size 30 --dense 40 --model vae --optimizer adam --reduce_lr True"
-            " --early_stop True --patience 1 --data_parallel batch_step --ckpt_every_steps 2",
-            [(1, 3)],
-        ),
-    ],
-    "p1b2": [
-        (
-            f"{SMALL} --dense 40 --optimizer rmsprop --reshuffle False --ckpt_every_steps 3"
-            " --data_type bf16 --check_replicas True",
-            [(1, 4)],
-        )
-    ],
-    "p1b3": [
-        (
-            f"{SMALL} --conv 4 10 2 --pool 4 --dense 20 --batch_normalization True"
-            " --check_replicas True --ckpt_every_steps 4",
-            [(0, 5), (2, 0)],
-        )
-    ],
-}
+CASES = [
+    (
+        f"nt3 {NT3} --momentum 0.9 --warmup_epochs 1 --ckpt_every_steps 4",
+        [(0, 5), (1, 0), (2, 3)],
+    ),
+    (f"nt3 {NT3} --optimizer adam --backward_passes_per_step 2 --ckpt_every_steps 2", [(1, 3)]),
+    (
+        f"nt3 {NT3} --data_type f16 --check_replicas True --optimizer adam --ckpt_every_steps 4",
+        [(1, 4)],
+    ),
+    (
+        f"p1b1 {SMALL} --batch_size 30 --dense 40 --model vae --optimizer adam --reduce_lr True"
+        " --early_stop True --patience 1 --data_parallel batch_step --ckpt_every_steps 2",
+        [(1, 3)],
+    ),
+    (
+        f"p1b2 {SMALL} --dense 40 --optimizer rmsprop --reshuffle False --ckpt_every_steps 3"
+        " --data_type bf16 --check_replicas True",
+        [(1, 4)],
+    ),
+    (
+        f"p1b3 {SMALL} --conv 4 10 2 --pool 4 --dense 20 --batch_normalization True"
+        " --check_replicas True --ckpt_every_steps 4",
+        [(0, 5), (2, 0)],
+    ),
+]
 OTHER_RANKS = (
     "--epochs 8 --batch_size 10 --learning_rate 0.01 --ckpt_save_interval 1 --ckpt_every_steps 10"
     " --conv 8 20 1 8 10 1 --dense 20 --dropout 0.1"
@@ -82,8 +77,9 @@ class Stop(keras.callbacks.Callback):
             raise StoppedError("stopped by the test").on_all_ranks()
 
 
-def run(name, flags, *, stop_at=None):
-    """Runs a benchmark; returns whether it has come to its end."""
+def run(line, *, stop_at=None):
+    """Runs a benchmark with its flags; returns whether it has come to its end."""
+    name, *flags = line.split()
     benchmark = find_benchmark(name)
 
     class Stopping(type(benchmark)):
@@ -93,7 +89,7 @@ def run(name, flags, *, stop_at=None):
             return [*super().callbacks(params), *([Stop(*stop_at)] if stop_at else [])]
 
     stopping = Stopping()
-    params = stopping.initialize_parameters(argv=flags.split())
+    params = stopping.initialize_parameters(argv=flags)
     try:
         train.run(stopping, params)
     except StoppedError:
@@ -113,17 +109,17 @@ def results(directory):
     return arrays, [*tables, epochs, record["quality"], record["training"].get("stopped")], record
 
 
-def goes_on_bit_for_bit(name, number, comm):
-    flags, stops = CASES[name][number]
-    flags += f" --output_dir out --experiment_id {name}-{number}"
-    assert run(name, f"{flags} --run_id whole")
+def goes_on_bit_for_bit(number, comm):
+    flags, stops = CASES[number]
+    flags += f" --output_dir out --experiment_id case{number}"
+    assert run(f"{flags} --run_id whole")
     for epoch, step in stops:
         run_id = f"{epoch}-{step}"
-        assert not run(name, f"{flags} --run_id {run_id}", stop_at=(epoch, step))
-        assert run(name, f"{flags} --run_id {run_id}")
+        assert not run(f"{flags} --run_id {run_id}", stop_at=(epoch, step))
+        assert run(f"{flags} --run_id {run_id}")
         if comm.rank:
             continue
-        out = Path(f"out/{name}-{number}")
+        out = Path(f"out/case{number}")
         (whole, facts, _), (arrays, others, record) = results(out / "whole"), results(out / run_id)
         assert others == facts
         assert arrays.keys() == whole.keys()
@@ -142,22 +138,27 @@ def goes_on_bit_for_bit(name, number, comm):
         ]
 
 
-CHECKS = [
-    partial(goes_on_bit_for_bit, name, number)
-    for name in ("nt3", "p1b1", "p1b2")
-    for number in range(len(CASES[name]))
-]
-for check in CHECKS:
-    check.__name__ = f"{check.args[0]} goes on bit for bit, case {check.args[1]}"
-ON_ONE_RANK = [check for check in CHECKS if check.args in (("nt3", 0), ("p1b1", 0))]
+def what_is_saved_within_an_epoch_changes_no_moving_statistics(comm):
+    for name, further in {"saving": "", "plain": " --ckpt_every_steps 0"}.items():
+        assert run(f"{CASES[-1][0]}{further} --output_dir out --run_id {name}")
+    if comm.rank == 0:
+        saving, plain = (results(Path("out/EXP000") / name) for name in ("saving", "plain"))
+        assert saving[1] == plain[1]
+        for name, values in plain[0].items():
+            np.testing.assert_array_equal(saving[0][name], values, err_msg=name)
+
+
+CHECKS = [partial(goes_on_bit_for_bit, number) for number in range(len(CASES))]
+ON_ONE_RANK = [CHECKS[0], CHECKS[3]]
+CHECKS.append(what_is_saved_within_an_epoch_changes_no_moving_statistics)
 
 
 def other_ranks(directory, part):
-    """Trains NT3 up to a step of its second epoch, or goes on from there."""
+    """Trains NT3 up to a step of its third epoch, or goes on from there."""
     os.chdir(directory)
     comm = connect()
-    flags = f"{OTHER_RANKS} --output_dir out --run_id run"
-    is_complete = run("nt3", flags, stop_at=(2, 11) if part == "begin" else None)
+    flags = f"nt3 {OTHER_RANKS} --output_dir out --run_id run"
+    is_complete = run(flags, stop_at=(2, 11) if part == "begin" else None)
     assert is_complete == (part == "continue")
     if comm.rank == 0:
         print("ok", part, "on", comm.size)

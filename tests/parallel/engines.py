@@ -6,7 +6,7 @@ To be imported before Keras, whose backend is the engine's.
 from __future__ import annotations
 
 import functools
-import os
+import sys
 
 import numpy as np
 
@@ -16,13 +16,8 @@ from candle_p1.distributed.engine import SerialEngine, StartOptions, make_engine
 from candle_p1.distributed.optimizer import average_gradients, distribute_optimizer
 
 NAME = engine_of(choose_backend())
-AVERAGING = "AVERAGING_OF_CHECKS"
-"""The variable that says what averages gradients with the engine horovod."""
-
-
-def engine(compression="none"):
-    """Returns the engine, started with the devices of all ranks; collective at the first call."""
-    return started(compression)
+AVERAGING = next((each[10:] for each in sys.argv if each.startswith("averaging=")), "auto")
+"""What averages gradients with the engine horovod."""
 
 
 @functools.cache
@@ -32,14 +27,18 @@ def started(compression):
     comm = connect()
     made = make_engine(NAME, comm)
     devices.configure(comm, made)
-    averaging = os.environ.get(AVERAGING, "auto")
-    made.start(StartOptions(averaging=averaging, compression=compression))
+    made.start(StartOptions(averaging=AVERAGING, compression=compression))
     return made
+
+
+def engine(compression="none"):
+    """Returns the engine, started with the devices of all ranks; collective at the first call."""
+    return started(compression)
 
 
 def shares_memory():
     """Returns whether ranks average through memory that they share."""
-    return NAME == "horovod" and os.environ.get(AVERAGING, "auto") == "auto"
+    return NAME == "horovod" and AVERAGING == "auto"
 
 
 def distribute(optimizer, compression="none", log=None):

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -18,72 +17,45 @@ from candle_p1.distributed.backend import ENGINES
 from tests.conftest import ROOT, await_end, shell_environment, start_group, wait_until
 from tests.records import read_record
 
+pytestmark = pytest.mark.parallel
+
 HERE = Path(__file__).parent
+EITHER = (pytest.mark.horovod, pytest.mark.jax_engine, pytest.mark.extended)
+HOROVOD = (pytest.mark.horovod, pytest.mark.extended)
+ON_FOUR = "a,a,a,a a,a,b,b a,b,a,b a,b,c,d"
 
 
-EITHER = (pytest.mark.horovod, pytest.mark.jax_engine)
-
-
-@pytest.mark.extended
-@pytest.mark.parallel
 @pytest.mark.parametrize(
-    ("command", "num_ranks", "num_checks"),
+    ("num_ranks", "argv", "num_checks"),
     [
-        pytest.param("harness.py check_averaging check_measuring", 3, 14 + 2, marks=EITHER),
-        # The runs of check_losses come last, because they choose kernels for the process.
-        ("harness.py check_comm check_evaluation check_own_step check_losses", 2, 6 + 6 + 4 + 4),
-        ("check_preflight.py", 2, 5),
+        (3, "check_checkpoints check_loading a,a,b", 4 + 11),
+        pytest.param(
+            4, f"check_checkpoints check_loading {ON_FOUR}", 4 * 15, marks=pytest.mark.extended
+        ),
+        pytest.param(3, "check_averaging check_comm check_layer_state", 22, marks=EITHER),
+        # Runs come last, because they choose kernels for the process.
+        pytest.param(2, "check_measuring check_evaluation check_restart", 15, marks=EITHER),
+        pytest.param(2, "check_own_step check_losses", 3 + 4, marks=HOROVOD),
+        pytest.param(2, "averaging=horovod check_averaging:OF_GRADIENTS", 9, marks=HOROVOD),
+        pytest.param(1, "check_restart:ON_ONE_RANK", 2, marks=HOROVOD),
     ],
 )
-def test_checks_hold_on_all_ranks(mpirun, execute, command, num_ranks, num_checks):
-    script, *argv = command.split()
-    code, output = execute(mpirun(num_ranks, HERE / script, *argv), limit_s=1800)
-    print(output)
-    assert code == 0, output
-    assert output.count("ok ") == num_checks
-
-
-@pytest.mark.extended
-@pytest.mark.parallel
-@pytest.mark.horovod
-@pytest.mark.skipif(not find_spec("horovod"), reason="Horovod is not installed: make setup")
-def test_checks_of_averaging_hold_with_horovod_on_one_node(mpirun, execute, monkeypatch):
-    monkeypatch.setenv("AVERAGING_OF_CHECKS", "horovod")
-    command = mpirun(2, HERE / "harness.py", "check_averaging:OF_GRADIENTS")
-    code, output = execute(command, limit_s=1800)
-    assert code == 0, output
-    assert output.count("ok ") == 9
-
-
-@pytest.mark.extended
-@pytest.mark.parallel
-def test_ranks_whose_mpi_must_not_be_called_by_several_threads(mpirun, execute, monkeypatch):
-    monkeypatch.setenv("MPI4PY_RC_THREAD_LEVEL", "serialized")
-    options = ["--shm_gib", "0", "--memory_gib", "0", "--disk_gib", "0"]
-    code, output = execute(mpirun(2, "-m", "candle_p1.cluster.preflight", *options))
-    assert code == 2, output
-    assert output.count("grants the thread level MPI_THREAD_SERIALIZED") == 1
-    assert "Open MPI v5" in output
-    assert "Fix: unset MPI4PY_RC_THREAD_LEVEL" in output
-
-
-@pytest.mark.extended
-@pytest.mark.parallel
-@pytest.mark.parametrize(
-    ("num_ranks", "checks", "num_checks"),
-    [
-        pytest.param(1, "check_restart:ON_ONE_RANK", 2, marks=pytest.mark.horovod),
-        pytest.param(2, "check_restart", 5, marks=EITHER),
-        pytest.param(2, "check_layer_state", 3, marks=EITHER),
-        (4, "check_layer_state:MEANS", 1),
-    ],
-)
-def test_runs_go_on_bit_for_bit(mpirun, execute, num_ranks, checks, num_checks):
-    command = mpirun(num_ranks, HERE / "harness.py", *checks.split())
-    code, output = execute(command, limit_s=3600)
+def test_checks_hold_on_all_ranks(mpirun, execute, num_ranks, argv, num_checks):
+    code, output = execute(mpirun(num_ranks, HERE / "harness.py", *argv.split()), limit_s=1200)
     print(output)
     assert code == 0, output
     assert len(re.findall("^ok ", output, re.MULTILINE)) == num_checks
+
+
+@pytest.mark.extended
+def test_the_preflight_of_ranks_whose_mpi_must_not_be_called_by_several_threads(
+    mpirun, execute, monkeypatch
+):
+    monkeypatch.setenv("MPI4PY_RC_THREAD_LEVEL", "serialized")
+    nothing = ["--shm_gib=0", "--memory_gib=0", "--disk_gib=0"]
+    code, output = execute(mpirun(2, "-m", "candle_p1.cluster.preflight", *nothing))
+    assert (code, output.count("MPI_THREAD_SERIALIZED")) == (2, 1), output
+    assert "Fix: unset MPI4PY_RC_THREAD_LEVEL" in output
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +70,6 @@ def begun(mpirun, data_directory, tmp_path_factory):
 
 
 @pytest.mark.extended
-@pytest.mark.parallel
 @pytest.mark.parametrize(("num_ranks", "epochs_left"), [(1, 4), (4, 1)])
 def test_a_run_goes_on_on_other_ranks(mpirun, execute, begun, tmp_path, num_ranks, epochs_left):
     """Two of four epochs of two ranks, and four steps of the third one, are kept."""
@@ -120,47 +91,12 @@ def test_a_run_goes_on_on_other_ranks(mpirun, execute, begun, tmp_path, num_rank
     assert losses[0] > at_most, "an epoch with the first weights would not be noticed"
 
 
-@pytest.mark.parallel
-@pytest.mark.parametrize(
-    "layouts",
-    [
-        ["a,b"],
-        pytest.param(["a,a"], marks=pytest.mark.extended),
-        pytest.param(["a,a,a,a", "a,a,b,b", "a,b,a,b", "a,a,a,b"], marks=pytest.mark.extended),
-    ],
-)
-def test_checkpoints_on_any_layout_of_ranks(mpirun, execute, layouts):
-    """A job has as many ranks as each of its layouts."""
-    script = HERE / "check_checkpoints.py"
-    code, output = execute(mpirun(layouts[0].count(",") + 1, script, *layouts))
-    print(output)
-    assert code == 0, output
-    assert output.count("ok ") == 5 * len(layouts)
-
-
-@pytest.mark.parallel
-@pytest.mark.parametrize(
-    "layouts",
-    [
-        ["a,a,b"],
-        pytest.param(["a,a,a,a", "a,a,b,b", "a,b,a,b", "a,b,c,d"], marks=pytest.mark.extended),
-    ],
-)
-def test_loading_on_any_layout_of_ranks(mpirun, execute, layouts):
-    """A job has as many ranks as each of its layouts."""
-    code, output = execute(mpirun(layouts[0].count(",") + 1, HERE / "check_loading.py", *layouts))
-    print(output)
-    assert code == 0, output
-    assert output.count("ok ") == 14 * len(layouts)
-
-
 HOROVODS_PYTHON = ROOT / ".venv/bin/python"
 TOLERANCE = 1e-3
 """Of the distance between two models, relative to the way that they have gone in three epochs."""
 
 
 @pytest.mark.extended
-@pytest.mark.parallel
 @pytest.mark.jax_engine
 def test_the_engines_train_the_same_models(mpirun, execute, tmp_path):
     """Two ranks of the engine jax, and two of Horovod's in the environment beside it."""
@@ -191,7 +127,6 @@ LIMIT_S = 30
 
 
 @pytest.mark.extended
-@pytest.mark.parallel
 def test_many_ranks_load_one_matrix_and_are_watched(mpirun, start, nt3_tables, tmp_path):
     """The first of two runs of the same ranks finishes, and a rank is killed in the second one."""
     flags = [*nt3_tables(600, 40, 600), "--epochs", MANY]
@@ -222,7 +157,6 @@ def test_many_ranks_load_one_matrix_and_are_watched(mpirun, start, nt3_tables, t
 
 
 @pytest.mark.extended
-@pytest.mark.parallel
 def test_a_rank_that_hangs_is_named(mpirun, start, nt3_tables, monkeypatch, tmp_path):
     """It is in an infinite loop, and gives signs of life."""
     for name, value in (("STEPS", "1000000"), ("HANGS", "1"), ("CANDLE_P1_HUNG_S", "8")):
