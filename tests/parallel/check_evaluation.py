@@ -59,18 +59,5 @@ def shares_equal_the_whole(case, comm):
     assert comm.allgather(together) == [together] * comm.size
 
 
-def a_missing_share_changes_the_figures(comm):
-    """Without the last rank's share the figures differ by more than the tolerance."""
-    prepared = prepare("p1b3", comm)
-    with tempfile.TemporaryDirectory() as directory:
-        whole = evaluated(prepared, SerialCommunicator(), directory)
-        prepared[2].test = prepared[2].test.first(NUM_TEST_SAMPLES["p1b3"] * 2 // 3)
-        less = evaluated(prepared, comm, directory)
-    assert abs(whole["loss"]["value"] - less["loss"]["value"]) > 10 * TOLERANCE
-
-
 CASES = ("nt3 --conv 4 20 1 --pool 10", "p1b1", "p1b1 --model cvae", "p1b2", "p1b3")
-CHECKS = (
-    a_missing_share_changes_the_figures,
-    *(partial(shares_equal_the_whole, case) for case in CASES),
-)
+CHECKS = [partial(shares_equal_the_whole, case) for case in CASES]

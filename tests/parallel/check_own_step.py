@@ -54,15 +54,6 @@ def an_own_step_trains_like_one_process(comm):
     assert np.abs(alone - whole).max() > 1e-3, "the comparison would not notice missing averages"
 
 
-def an_own_step_is_evaluated_like_in_one_process(comm):
-    x = batches(comm)[0].reshape(-1, NUM_INPUTS)[:7]  # shares of unequal size
-    model = autoencoder("sgd")
-    error = np.square(model(x).numpy() - x).mean()
-    shared = evaluate_shared(model, EvaluationBatches(Samples(x, x), 3, comm), comm)
-    assert set(shared) == {"loss", "mse", "size"}
-    np.testing.assert_allclose(shared["mse"], error, rtol=1e-5)
-
-
 def several_outputs_are_evaluated_and_scored_by_samples(comm):
     """Batches and shares have unequal sizes, and the first batch the largest losses."""
     inputs = keras.Input((NUM_INPUTS,))
@@ -90,6 +81,5 @@ def several_outputs_are_evaluated_and_scored_by_samples(comm):
 
 CHECKS = (
     an_own_step_trains_like_one_process,
-    an_own_step_is_evaluated_like_in_one_process,
     several_outputs_are_evaluated_and_scored_by_samples,
 )
