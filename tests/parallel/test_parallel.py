@@ -32,10 +32,12 @@ ON_FOUR = "a,a,a,a a,a,b,b a,b,a,b a,b,c,d"
         pytest.param(
             4, f"check_checkpoints check_loading {ON_FOUR}", 4 * 15, marks=pytest.mark.extended
         ),
-        pytest.param(3, "check_averaging check_comm check_layer_state", 20, marks=EITHER),
-        # Runs come last, because they choose kernels for the process.
-        pytest.param(2, "check_measuring check_evaluation check_restart", 14, marks=EITHER),
-        pytest.param(2, "check_own_step check_losses", 2 + 4, marks=HOROVOD),
+        pytest.param(3, "check_averaging check_measuring check_layer_state", 15, marks=EITHER),
+        pytest.param(2, "check_restart", 7, marks=EITHER),
+        # The runs of check_losses come last, because they choose kernels for the process.
+        pytest.param(
+            2, "check_comm check_evaluation check_own_step check_losses", 18, marks=HOROVOD
+        ),
         pytest.param(2, "averaging=horovod check_averaging:OF_GRADIENTS", 8, marks=HOROVOD),
         pytest.param(1, "check_restart:ON_ONE_RANK", 2, marks=HOROVOD),
     ],
