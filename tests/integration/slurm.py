@@ -61,12 +61,7 @@ def missing():
 
 
 class Slurm:
-    """The daemons, which write all their files into one directory.
-
-    Args:
-        directory: Theirs. Short, because it holds sockets.
-        nodes: The nodes of a cluster; this machine if there are none.
-    """
+    """The daemons, on the nodes of a cluster or here. The path of their directory must be short."""
 
     def __init__(self, directory, nodes=()):
         self.directory, self._nodes = directory, nodes
@@ -84,29 +79,22 @@ class Slurm:
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
         controller_port, node_port = free_ports(2)
-        (self.directory / "slurm.conf").write_text(
-            CONFIGURATION.format(
-                host=next(iter(places)),
-                address=next(iter(places.values())),
-                user=getpass.getuser(),
-                directory=self.directory,
-                controller_port=controller_port,
-                node_port=node_port,
-                nodes="\n".join(
-                    f"NodeName={host} NodeAddr={address} CPUs={CPUS} State=UNKNOWN"
-                    for host, address in places.items()
-                ),
-            )
+        settings = {"controller_port": controller_port, "node_port": node_port}
+        settings["host"], settings["address"] = next(iter(places.items()))
+        settings["nodes"] = "\n".join(
+            f"NodeName={host} NodeAddr={address} CPUs={CPUS} State=UNKNOWN"
+            for host, address in places.items()
         )
+        configuration = CONFIGURATION.format(
+            user=getpass.getuser(), directory=self.directory, **settings
+        )
+        (self.directory / "slurm.conf").write_text(configuration)
         # Two Slurms number their jobs alike, so they must not share the directories of PMIx.
         temporary = self._nodes[0].temporary if self._nodes else self.directory / "pmix"
         (self.directory / "mpi.conf").write_text(f"PMIxCliTmpDirBase={temporary}\n")
-        files = {
-            f"--{kind}-file": self.directory / f"munge.{kind}" for kind in ("key", "pid", "seed")
-        }
-        options = [f"{name}={path}" for name, path in files.items()]
-        options += [f"--log-file={self.directory}/munged.log"]
-        options += [f"--socket={self.directory}/munge.socket"]
+        files = {f"{kind}-file": f"munge.{kind}" for kind in ("key", "pid", "seed")}
+        files |= {"log-file": "munged.log", "socket": "munge.socket"}
+        options = [f"--{name}={self.directory}/{file}" for name, file in files.items()]
         self._start("munged", "--foreground", "--force", *options)
         self._await(lambda: (self.directory / "munge.socket").exists(), "munged")
         self._start("slurmctld", "-D")
@@ -118,7 +106,6 @@ class Slurm:
         self._await(lambda: self.say(*states).split() == ["idle"] * len(places), "the nodes")
 
     def stop(self):
-        """Ends jobs and daemons."""
         self.say("scancel", f"--user={getpass.getuser()}")
         self._await(lambda: not self.say("squeue", "--noheader").strip(), "the end of jobs")
         for daemon in reversed(self._daemons):
@@ -128,14 +115,12 @@ class Slurm:
             daemon.kill()
 
     def say(self, *command):
-        """Returns the output of a command of Slurm."""
         done = subprocess.run(
             self.here(*command), check=False, capture_output=True, text=True, env=self.environment
         )
         return done.stdout + done.stderr
 
     def here(self, *command):
-        """Returns the command line that runs a command on the first node."""
         return self._nodes[0].enter(*command) if self._nodes else command
 
     def state(self, job):
@@ -143,11 +128,9 @@ class Slurm:
         return self.say("squeue", f"--jobs={job}", "--states=all", "--noheader", "--format=%T")
 
     def has_ended(self, job):
-        """Whether a job is neither waiting nor running."""
         return not self.state(job).strip().startswith(("PENDING", "RUNNING", "COMPLETING"))
 
     def logs(self):
-        """Returns what the daemons have written."""
         return "\n".join(
             f"{path.name}:\n{path.read_text()[-4000:]}" for path in self.directory.glob("*.log")
         )
@@ -170,7 +153,6 @@ class Slurm:
 
 
 def free_ports(num):
-    """Returns ports that are free."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(num)]
         for each in sockets:

@@ -27,15 +27,6 @@ def wanted(text):
     return numbers if len(words) > 1 else text
 
 
-def monitors(params):
-    """Decides whether to start the performance monitors of a run."""
-    return [
-        name
-        for name in ("perf_top", "perf_nvidia")
-        if name in params and params[name] != "0" and int(params[name])
-    ]
-
-
 def supervise(text, directory, framework, run_id, timeout):
     overlay = json.loads(text) | {
         "framework": framework,
@@ -57,7 +48,8 @@ def supervise(text, directory, framework, run_id, timeout):
         params[name] = [int(units) for units in value] if name == "dense" else value
     lines = [f"{name}={value!r}\n" for name, value in params.items() if name != "timeout"]
     Path("parameters.txt").write_text("[Global Params]\n" + "".join(lines))
-    assert monitors(params) == []
+    for name in ("perf_top", "perf_nvidia"):  # whether to monitor the performance
+        assert name not in params or int(params[name]) == 0
 
     history = module.run(params)
     from keras import backend

@@ -1,9 +1,7 @@
-"""The four networks train as in Keras 2, on which CANDLE runs.
+"""The four networks train as in Keras 2, on which CANDLE runs: as tf_keras, for this TensorFlow.
 
-The reference is tf_keras, Keras 2 for this TensorFlow: the networks are written down in it as
-CANDLE's scripts build them (`Benchmark.keras2_model`), and trained by the optimizers that CANDLE
-makes. Both start from the same weights and take the same batches. Dropout and the variational
-models' noise are off.
+Both start from the same weights and take the same batches, without dropout and without the
+variational models' noise. `Benchmark.keras2_model` has the networks as CANDLE's scripts build them.
 """
 
 from __future__ import annotations

@@ -295,11 +295,8 @@ def test_every_value_changes_what_runs_do(train_all, num_ranks):
         base, other = (observed(place / run, differs_of(name)) for run in both)
         assert base != other, (name, both)
     if num_ranks > 1:  # a run that need not be deterministic is in test_job_scripts.py
-        settings = [
-            read_record(place / run / "run.json")["distributed"]["settings"] for run in runs
-        ]
-        fusion = {each.get("HOROVOD_FUSION_THRESHOLD") for each in settings}
-        assert fusion == {None, "0"}
+        settings = (observed(place / run, "distributed.settings") for run in runs)
+        assert {each.get("HOROVOD_FUSION_THRESHOLD") for each in settings} == {None, "0"}
 
 
 def differs_of(name):

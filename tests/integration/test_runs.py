@@ -29,7 +29,6 @@ def test_ranks_and_epochs_are_recorded(trained):
     record = read_record(directory / "run.json")
     assert_ranks(record, "mpirun", [(0, 0), (0, 1)], threads=max(1, len(available_cores()) // 2))
     assert record["quality"]["accuracy"]["naive"] == 0.5
-    assert len(per_rank(directory / "run.json", "phases.train")) == 2
     assert set(record["phases"]["broadcast"]["regions"]) == {"wait", "transfer"}
     history = rows_of(directory / "history.csv")
     assert [row["epoch"] for row in history] == ["0", "1"]
@@ -61,25 +60,18 @@ def test_batch_step_level_mixed_precision_and_a_trace_of_steps(variants):
     assert record["plan"]["batch_size"] == 28
     assert record["plan"]["samples_per_epoch"] == 140
     assert record["model"]["data_type"] == "f16"
-    assert record["training"]["profiled"]
     assert any(path.is_file() for path in (variants / "shards/step_trace").rglob("*"))
     assert record["energy"]["kind"] == "absent"
-    assert "--power none" in record["energy"]["reason"]
-    assert "total_j" not in record["energy"]
 
 
 def test_p1b2_stops_early_and_writes_where_it_is_told(variants):
     record = read_record(variants / "p1b2/run.json")
     assert len(record["training"]["epochs"]) == 3
     assert record["training"]["stopped"]
-    log = (variants.parent / "run.log").read_text()
-    assert "epoch  3/30" in log
-    assert "trained 3 of 30 epochs: early_stop" in log
-    num_samples = [
-        int(row["num_samples"]) for row in rows_of(variants.parent / "results/classes.csv")
-    ]
-    assert len(num_samples) == 10
-    assert sum(num_samples) == record["data"]["num_test"]
+    assert "3 of 30 epochs: early_stop" in (variants.parent / "run.log").read_text()
+    rows = rows_of(variants.parent / "results/classes.csv")
+    assert len(rows) == 10
+    assert sum(int(row["num_samples"]) for row in rows) == record["data"]["num_test"]
 
 
 @pytest.mark.parametrize("model", ["vae", "cvae"])
@@ -95,10 +87,6 @@ def test_p1b1s_variational_models_learn_and_their_latent_space_is_saved(variants
     assert rates == pytest.approx([0.0005 + step * epoch for epoch in range(6)])
     assert {"loss", "xent", "mse", "r2", "correlation"} <= set(record["quality"])
     assert (variants / model / "tensorboard").exists() == (model == "vae")
-    assert record["plan"]["warmup_epochs"] == 5
-    assert record["plan"]["warmup_learning_rate"] == 0.0005
-    assert record["parameters"]["warmup_epochs"]["origin"] == "flag --warmup_lr"
-    assert record["model"]["loss"] == "binary_crossentropy"
     with np.load(variants / model / "latent.npz") as saved:
         assert saved["latent"].shape == (record["data"]["num_test"], 3)
         assert len(set(saved["cancer_type"])) > 5
@@ -107,18 +95,13 @@ def test_p1b1s_variational_models_learn_and_their_latent_space_is_saved(variants
 
 def test_p1b3s_convolutions_train_and_predictions_are_drawn(variants):
     record = read_record(variants / "p1b3/run.json")
-    assert record["parameters"]["dense"]["value"] is None
-    assert record["data"]["num_train"] == 4050
     assert (record["plan"]["steps_per_epoch"], record["plan"]["samples_per_epoch"]) == (32, 4000)
     assert record["quality"]["loss"]["value"] < 1
-    drugs = record["data"]["joins"][2]
-    lost = drugs["num_left"] - drugs["num_matched"]
-    assert f"{lost} of {drugs['num_left']:,} drugs in P1B3_dose_response" in record["warnings"][-1]
     for name in ("errors.png", "predictions.png"):
         assert (variants / "p1b3" / name).read_bytes().startswith(PNG)
 
 
-def test_phases_fill_the_run_and_energies_add_up(trained, execute, tmp_path):
+def test_phases_fill_the_run_and_energies_add_up(trained, succeed, tmp_path):
     run = trained / "nt3"
     path = run / "run.json"
     record = read_record(path)
@@ -137,14 +120,11 @@ def test_phases_fill_the_run_and_energies_add_up(trained, execute, tmp_path):
         parts_s = sum(each["mean_s"] for each in phase.get("regions", {}).values())
         assert parts_s <= phase["mean_s"]
     assert {"read", "parse", "communicate"} <= set(phases["load"]["regions"])
-    assert "scale" in phases["preprocess"]["regions"]
     for file in record["data"]["files"].values():
         # The ranks have read all bytes behind the header, if any, between them, while they loaded.
         read = file["reading"]["read"]["mean_bytes"] * 2
         assert 0.9 * file["file_bytes"] < read <= file["file_bytes"]
         assert file["reading"]["begin"]["min_s"] >= phases["load"]["begin"]["min_s"]
-        assert len(file["reading"]["num_ranks"]) > 1
-    assert phases["load"]["usage"]["read"]["max_bytes"] > 1000
     assert phases["train"]["usage"]["peak_rss"]["max_bytes"] <= record["peak_rss"]["max_bytes"]
 
     energy = record["energy"]
@@ -162,15 +142,12 @@ def test_phases_fill_the_run_and_energies_add_up(trained, execute, tmp_path):
     assert memory["power"]["mean_w"] == pytest.approx(11.5, rel=1e-3)
     assert (run / energy["traces"][0]).exists()
 
-    assert record["training"]["profiled"]
     profiles = sorted((run / "profile").glob("rank-*.prof"))
     assert len(profiles) == 2
     calls = sum(pstats.Stats(str(profile)).total_calls for profile in profiles)
     assert f"{calls} function calls" in (run / "profile/top.txt").read_text()
 
-    code, output = execute([*CANDLE_P1, "show", run, "--full", "--html", "page.html"])
-    assert code == 0, output
-    assert "simulated" in output
+    assert "simulated" in succeed([*CANDLE_P1, "show", run, "--full", "--html", "page.html"])
     page = (tmp_path / "page.html").read_text()
     assert page.count("<svg") == 2
     assert not re.search(r'(src|href)="(?!data:|#)', page)
@@ -196,8 +173,6 @@ def test_a_run_writes_for_mlperf_and_tensorboard(trained):
     path = run / "run.json"
     record = read_record(path)
     epochs = record["training"]["epochs"]
-    assert len(epochs) == 2
-
     lines = check_mllog((run / "mllog.txt").read_text())
     by_key = {line["key"]: line for line in lines}
     assert by_key["global_batch_size"]["value"] == record["plan"]["global_batch_size"]

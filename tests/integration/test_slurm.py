@@ -27,18 +27,15 @@ ENDLESS = f"{SMALL} --epochs 200000 --epochs_scaling weak"
 SUBMIT = "from candle_p1.cli.submit import command; command()"
 LIMIT_S = 240
 EPOCH_S = 2.0
-SLOW = Path(__file__).parent / "slow_nt3.py"
 STUDY = """\
 title = "Two seeds"
 benchmark = "nt3"
 repeats = 2
 minutes = 10
-
 [sizes.small]
 ranks = [2]
 threads = 1
-flags = { size = "small", conv = [4, 20, 1], pool = [10], dense = [8], epochs = 1, \
-epochs_scaling = "weak", train_steps = 2, val_steps = 1, test_steps = 1 }
+flags = { size = "small", dense = [8], epochs = 2, train_steps = 2, val_steps = 1, test_steps = 1 }
 """
 SHARED = 'base = "slurm"\ntitle = "a cluster whose jobs share nodes"\ndirectives = []\n'
 
@@ -85,14 +82,12 @@ def submit(slurm, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def paced(tmp_path_factory):
-    """Variables of a job in which an epoch of NT3 takes EPOCH_S, on any machine that is not slower.
-
-    Its Python runs slow_nt3.py in place of NT3's script.
-    """
+    """Variables of a job whose Python runs slow_nt3.py: an epoch takes EPOCH_S or more."""
+    slow = ROOT / "tests/integration/slow_nt3.py"
     python = tmp_path_factory.mktemp("paced") / "python"
     python.write_text(
         "#!/bin/bash\n"
-        f'[[ $1 != */nt3_baseline_keras2.py ]] || set -- "{SLOW}" "${{@:2}}"\n'
+        f'[[ $1 != */nt3_baseline_keras2.py ]] || set -- "{slow}" "${{@:2}}"\n'
         f'exec "{sys.executable}" "$@"\n'
     )
     python.chmod(0o755)
@@ -116,11 +111,10 @@ def limited_job(submit, paced):
 
 @pytest.fixture(scope="module")
 def ended(slurm):
-    """Waits for the end of a job; returns its record and what it printed."""
+    """Waits for the end of the last of these jobs; returns its record and what it printed."""
 
     def ended(jobs, directory):
-        job = jobs[-1]
-        wait_until(lambda: slurm.has_ended(job), LIMIT_S)
+        wait_until(lambda: slurm.has_ended(jobs[-1]), LIMIT_S)
         path = directory / "run.json"
         assert path.exists(), printed_by(directory) + slurm.logs()
         wait_until(lambda: read_record(path)["status"] != "running", 30)
