@@ -28,11 +28,12 @@ LIMIT_S = 30
 START_S = 120
 FLAGS = ["--epochs", "2000", "--epochs_scaling", "weak", "--output_dir", "out"]
 SMALL = ["--conv", "4", "20", "1", "--pool", "10", "--dense", "8"]
+EITHER = (pytest.mark.horovod, pytest.mark.jax_engine)
 
 
 @pytest.fixture
 def job(mpirun, start, monkeypatch):
-    """Returns a function that starts the script with a fault, and returns the process."""
+    """Starts the script with a fault."""
 
     def job(fault, *flags, num_ranks=2):
         monkeypatch.setenv("NT3_FOLDER", str(NT3_SCRIPT.parent))
@@ -83,32 +84,24 @@ def watchdogs(directory):
 
 @pytest.mark.parallel
 @pytest.mark.parametrize(
-    ("fault", "phase"),
-    [("0:build:sleep", "broadcast/wait"), ("1:report:sleep", "report")],
+    ("rank", "phase", "fault", "epochs"),
+    [
+        pytest.param(0, "train", "-1::", 2000, marks=EITHER),
+        (1, "broadcast/wait", "0:build:sleep", 2),
+        (1, "report", "1:report:sleep", 2),
+    ],
 )
-def test_a_killed_rank_1_is_named(job, tmp_path, fault, phase):
-    """In test_installation.py, it is killed while it trains."""
-    process = job(fault, "--epochs", "2")
-    victim = pid_in_phase(process, tmp_path, 1, phase)
+def test_a_killed_rank_is_named(job, tmp_path, rank, phase, fault, epochs):
+    """In test_installation.py, rank 1 is killed while it trains."""
+    process = job(fault, "--epochs", epochs)
+    victim = pid_in_phase(process, tmp_path, rank, phase)
     os.kill(victim, signal.SIGKILL)
     code, output, record = end_of(process, tmp_path)
     assert code != 0
-    assert f"rank 1 (host {record['failure']['host']}, pid {victim})" in output
-    assert record["status"] == "failed"
-    assert (record["failure"]["rank"], record["failure"]["phase"]) == (1, phase)
+    assert f"rank {rank} (host {record['failure']['host']}, pid {victim})" in output
+    assert (record["status"], record["failure"]["rank"]) == ("failed", rank)
+    assert record["failure"]["phase"].startswith(phase)
     assert ("accuracy" in record.get("quality", {})) == (phase == "report")
-
-
-@pytest.mark.parallel
-@pytest.mark.horovod
-@pytest.mark.jax_engine
-def test_a_killed_rank_0_is_named(job, tmp_path):
-    process = job("-1::")
-    os.kill(pid_in_phase(process, tmp_path, 0, "train"), signal.SIGKILL)
-    code, output, record = end_of(process, tmp_path)
-    assert code != 0
-    assert record["failure"]["rank"] == 0
-    assert "rank 0" in output
 
 
 @pytest.mark.parallel
@@ -136,8 +129,7 @@ def test_a_stalled_collective_ends_by_itself(job, tmp_path, monkeypatch):
     code, output, record = end_of(process, tmp_path)
     assert code != 0
     assert "rank 1" in output
-    assert record["status"] == "failed"
-    assert record["failure"]["rank"] == 1
+    assert (record["status"], record["failure"]["rank"]) == ("failed", 1)
     assert record["failure"]["phase"] == "train"
 
 
@@ -172,7 +164,6 @@ def test_the_record_of_a_killed_process_holds_what_was_measured_until_then(job, 
     losses = np.loadtxt(history, delimiter=",", skiprows=1, usecols=3, ndmin=1)
     assert [each["metrics"]["loss"] for each in epochs] == list(losses[: len(epochs)])
     assert epochs[-1]["train"]["max_s"] < record["known_until_s"]
-    assert {"plan", "data", "distributed"} <= record.keys()
     assert "load" in record["phases"]
     assert "total_s" not in record
 

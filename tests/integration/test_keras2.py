@@ -20,6 +20,7 @@ from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.distributed.engine import SerialEngine
 from candle_p1.models import fast, keras2
 from candle_p1.models.fast import KERNELS
+from candle_p1.models.fast.convolution_algorithms import Convolution
 from candle_p1.models.optimizers import CANDLE_OPTIMIZERS, make_optimizer
 from candle_p1.training.setup import build_model, make_plan
 from tests.conftest import CANDLE_P1
@@ -45,8 +46,8 @@ def one_hot(num, num_classes):
     return np.eye(num_classes, dtype="float32")[random.integers(num_classes, size=num)]
 
 
-def nt3_samples(num):
-    x = np.abs(normal(num, 120, 1))
+def nt3_samples(num, num_genes=120):
+    x = np.abs(normal(num, num_genes, 1))
     return DataSet(*[Samples(x / x.max(), one_hot(num, 2))] * 3)
 
 
@@ -146,6 +147,7 @@ def assert_trains_alike(reference, models, data, batch_size, weight_tolerance=TO
 CONVOLUTIONS, LOCALLY = "--config_file p1b3_conv_model.txt", "--pool 2 --locally_connected True"
 CASES = {
     "nt3": ("nt3", "", {}),
+    "nt3 by tiles": ("nt3", "--conv 32 20 1 32 10 1", {"num_genes": 320}),
     "p1b1": ("p1b1", "", {}),
     "p1b1 f64": ("p1b1", "--data_type f64", {}),
     "p1b1 vae": ("p1b1", "--model vae --epsilon_std 0", {"kind": "vae"}),
@@ -172,6 +174,8 @@ def test_a_network_trains_as_in_candle(case):
     # size for those: only losses are compared.
     tolerance = np.inf if name == "p1b1" and "f64" not in flags else TOLERANCE
     data, reference, models = models_of(name, flags, kernels=KERNELS, **options)
+    if case == "nt3 by tiles":
+        assert Convolution(320 - 19, 10, 32, 32, 10).choose() == "tiled"
     assert_trains_alike(reference, models, data, BATCH_SIZES[name], tolerance)
 
 
