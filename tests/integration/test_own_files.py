@@ -29,10 +29,8 @@ def test_it_is_trained_on_two_ranks_and_its_files_are_recorded(data, mpirun, suc
     succeed(mpirun(2, script, "--data_dir", ".", "--output_dir", "out"))
     record = read_record(data / "out/EXP000/RUN000/run.json")
     files = record["data"]["files"]
-    assert {role: facts["path"] for role, facts in files.items()} == {
-        "train": str(data / "train.npy"),
-        "test": str(data / "test.npz"),
-    }
+    for role, name in {"train": "train.npy", "test": "test.npz"}.items():
+        assert files[role]["path"] == str(data / name)
     assert all(facts["file_bytes"] and facts["sha256"] for facts in files.values())
     assert files["train"]["num_rows"] == 200
     assert files["train"]["load"]["max_s"] > 0

@@ -1,7 +1,6 @@
 """Every parameter of the four benchmarks acts, or the run says that it does not.
 
-What decides on samples, network or plan is set and must change what a run would train. The others
-are set in a short run, which must differ from the same run without them.
+What decides on samples, network or plan must change what a run would train, and the others a run.
 """
 
 from __future__ import annotations
@@ -213,12 +212,7 @@ def test_what_has_no_effect_is_said(of):
 
 
 def cases_of(differs, num_ranks=1):
-    """Returns cases by the command line that each of them changes, which begins with a benchmark.
-
-    Args:
-        differs: Selects cases by where they differ.
-        num_ranks: Selects cases, too.
-    """
+    """Returns cases by the line that they change; a function selects them by where they differ."""
     cases = {}
     for name, case in CASES.items():
         if case.ranks == num_ranks and differs(case.differs):
