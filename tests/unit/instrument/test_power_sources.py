@@ -210,26 +210,27 @@ class Nvml(SimpleNamespace):
     NVML_FI_DEV_POWER_AVERAGE, NVML_POWER_SCOPE_MODULE = 185, 1
 
     def __init__(self, *cards):
-        cards = dict(zip(UUIDS, cards, strict=False))
+        usual = {"handle": "", "name": "NVIDIA H100"}
+        pairs = zip(UUIDS, cards, strict=False)
         super().__init__(
-            cards=cards,
+            cards={uuid: usual | {"uuid": uuid} | card for uuid, card in pairs},
             num_open=0,
             nvmlInit=lambda: self.count_open(1),
             nvmlShutdown=lambda: self.count_open(-1),
             nvmlDeviceGetHandleByIndex=self.handle,
             nvmlDeviceGetFieldValues=self.fields,
             nvmlDeviceGetCount=lambda: len(cards),
-            nvmlDeviceGetUUID=lambda card: self.get(card, "uuid", card),
-            nvmlDeviceGetName=lambda card: self.get(card, "name", "NVIDIA H100"),
+            nvmlDeviceGetUUID=lambda card: self.get(card, "uuid"),
+            nvmlDeviceGetName=lambda card: self.get(card, "name"),
             nvmlDeviceGetTotalEnergyConsumption=lambda card: self.get(card, "energy"),
             nvmlDeviceGetPowerUsage=lambda card: self.get(card, "power"),
             nvmlDeviceGetMigMode=lambda card: self.get(card, "mig"),
         )
 
-    def get(self, card, name, *default):
-        value = self.cards[card].get(name, *default)
-        if value is None or isinstance(value, Exception):
-            raise value or NVMLError("Not Supported")
+    def get(self, card, name):
+        value = self.cards[card].get(name, NVMLError("Not Supported"))
+        if isinstance(value, Exception):
+            raise value
         return value
 
     def count_open(self, change):
@@ -237,7 +238,7 @@ class Nvml(SimpleNamespace):
 
     def handle(self, index):
         card = list(self.cards)[index]
-        self.get(card, "handle", "")
+        self.get(card, "handle")
         return card
 
     def fields(self, card, fields):
