@@ -1,10 +1,9 @@
 import json
-import multiprocessing
 import os
 import shutil
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import filelock
@@ -222,12 +221,10 @@ def test_a_copy_on_the_node_is_used_and_repaired(read, made, tmp_path):
     assert copy.read_bytes() == made.read_bytes()
 
 
-@pytest.mark.parametrize("succeeds", [True, False])
-def test_a_copy_that_another_job_is_making_is_waited_for(read, made, monkeypatch, succeeds):
+def test_a_copy_that_another_job_is_making_is_waited_for(read, made, monkeypatch):
     copy = made.parent.parent / "node" / made.name
     copy.parent.mkdir()
-    has_read, found = threading.Event(), []
-    read_content = cache.read_content
+    has_read, read_content = threading.Event(), cache.read_content
 
     def read_and_say(*arguments, **named):
         table = read_content(*arguments, **named)
@@ -235,19 +232,14 @@ def test_a_copy_that_another_job_is_making_is_waited_for(read, made, monkeypatch
         return table
 
     monkeypatch.setattr(cache, "read_content", read_and_say)
-    with filelock.FileLock(copy.with_suffix(".lock")):
-        job = threading.Thread(target=lambda: found.append(read(stage_directory=copy.parent)[0]))
-        job.start()
+    with ThreadPoolExecutor(1) as pool, filelock.FileLock(copy.with_suffix(".lock")):
+        job = pool.submit(read, stage_directory=copy.parent)
         assert has_read.wait(60)  # before it waits, together with the other nodes of its job
         assert not copy.exists()
-        if succeeds:
-            shutil.copyfile(made, copy)
-            other = copy.stat().st_ino
-    job.join(60)
-    assert content_of(found[0]) == CONTENT
-    assert copy.read_bytes() == made.read_bytes()
-    assert not succeeds or copy.stat().st_ino == other
-    assert sorted(path.suffix for path in copy.parent.iterdir()) == [".lock", ".table"]
+        shutil.copyfile(made, copy)
+        before = copy.stat().st_ino
+    assert content_of(job.result()[0]) == CONTENT
+    assert copy.stat().st_ino == before
 
 
 def full_disk(*_, **options):
@@ -304,42 +296,27 @@ def test_caches_are_listed_and_removed(made, source):
     assert [path.suffix for path in made.parent.iterdir()] == [".lock"]
 
 
-def read_once(path, directory):
+def test_only_one_of_several_jobs_makes_the_cache(read, monkeypatch):
     calls, parse = [], cache.read_together
-    cache.read_together = lambda *arguments: calls.append(1) or parse(*arguments)
-    read_cached(path, LAYOUT, Loading(cache=CacheSettings(directory)))
-    return len(calls)
+
+    def parse_slowly(*arguments):
+        calls.append(time.sleep(0.2))
+        return parse(*arguments)
+
+    monkeypatch.setattr(cache, "read_together", parse_slowly)
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(read) for _ in range(4)]
+    assert all(content_of(job.result()[0]) == CONTENT for job in jobs)
+    assert len(calls) == 1
 
 
-@pytest.mark.extended
-def test_only_one_of_eight_processes_makes_the_cache(source, tmp_path):
-    with ProcessPoolExecutor(8, multiprocessing.get_context("spawn")) as pool:
-        readers = [pool.submit(read_once, source, tmp_path / "cache") for _ in range(8)]
-        assert sum(reader.result(timeout=120) for reader in readers) == 1
+def test_a_cache_has_its_name_only_when_it_is_complete(read, tmp_path, monkeypatch):
+    seen, fsync = [], os.fsync
 
+    def look(file):
+        fsync(file)
+        seen.append([path.suffix for path in (tmp_path / "cache").iterdir()])
 
-def write_forever(source, directory, ready):
-    ready.set()
-    while True:
-        read_cached(source, CsvLayout(), Loading(cache=CacheSettings(directory)))
-        for path in directory.glob("*.table"):
-            path.unlink()
-
-
-@pytest.mark.extended
-def test_killing_a_writer_leaves_no_partial_cache(read, source, tmp_path):
-    source.write_text((",".join(["1.5"] * 2000) + "\n") * 500)
-    context = multiprocessing.get_context("spawn")
-    for delay in np.linspace(0.01, 0.2, 8):
-        ready = context.Event()
-        process = context.Process(target=write_forever, args=(source, tmp_path / "cache", ready))
-        process.start()
-        ready.wait()
-        time.sleep(delay)
-        process.kill()
-        process.join()
-        assert all(cached.problem is None for cached in list_caches(tmp_path / "cache"))
-        table, notes = read(layout=CsvLayout())
-        assert notes == []
-        assert table.values.shape == (500, 2000)
-        assert (table.values == np.float32(1.5)).all()
+    monkeypatch.setattr(os, "fsync", look)
+    read()
+    assert [sorted(suffixes) for suffixes in seen] == [[".lock", ".partial"]]

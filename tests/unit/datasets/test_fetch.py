@@ -1,10 +1,10 @@
 import json
-import os
 import re
-import signal
 import socket
+import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from click.testing import CliRunner
@@ -234,20 +234,30 @@ def test_remembered_checksums_that_are_damaged_are_computed_again(tmp_path, monk
     assert file_sha256(tmp_path / NAME) == sha256(CONTENT)
 
 
-def command(*words):
-    return [sys.executable, "-m", "candle_p1.cli", "data", *map(str, words)]
-
-
-def test_without_a_network_the_message_says_what_to_do(execute, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+def test_without_a_network_the_message_says_what_to_do(get):
+    with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    options = ["--out", "data", "--data_url", url, "--retries", 0]
-    code, output = execute(command("fetch", "nt3", *options))
-    (line,) = output.splitlines()
-    assert code == 2
-    for words in (f"{url}/nt_train2.csv", "refused", str(tmp_path / "data"), "data make"):
-        assert words in line
+    where = f"{NAME}: .*{url}/{NAME}.*refused.*{get.directory} .*--data_url.*data make"
+    with pytest.raises(DataError, match=where):
+        get(url)
+
+
+def test_one_of_two_processes_downloads_and_the_other_waits(serve, get):
+    gate, told = threading.Event(), []
+
+    def tell(text):
+        told.append(text)
+        gate.set()
+
+    server = serve(file(gate=gate))
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(get, server.url)
+        wait_until(lambda: server.requests, MAX_WAIT_S)
+        second = pool.submit(get, server.url, notify=tell)
+    assert (first.result()[0].source, second.result()[0].source) == (f"{server.url}/{NAME}", None)
+    assert "another process" in told[0]
+    assert get.content() == CONTENT
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -301,51 +311,12 @@ def fake(environment, tmp_path, monkeypatch, server):
     return tmp_path / "cache" / "fake"
 
 
-@pytest.mark.extended
-def test_one_of_two_processes_downloads_and_the_other_waits(fake, server, start):
-    gate = threading.Event()
-    server.paths[f"/{NAME}"] = [file(gate=gate)]
-    first = start(command("fetch", "fake"))
-    wait_until(lambda: server.requests, MAX_WAIT_S)
-    second = start(command("fetch", "fake"), env=os.environ | {"PYTHONUNBUFFERED": "1"})
-    waiting = second.stdout.readline()
-    gate.set()
-    assert "another process is writing to" in waiting
-    outputs = [process.communicate(timeout=MAX_WAIT_S)[0] for process in (first, second)]
-    assert [first.returncode, second.returncode] == [0, 0], outputs
-    assert "downloading a.csv, 0.2 MiB" in outputs[0]
-    assert outputs[0].count("downloaded from") == 2
-    assert outputs[0].splitlines()[-1] == f"train on them: candle-p1 run fake --data_dir {fake}"
-    assert outputs[1].count("was there already") == 2
-    assert [(fake / name).read_bytes() for name in (NAME, "b.csv")] == [CONTENT, OTHER]
-    assert len(server.requests) == 2
-
-
-@pytest.mark.extended
-def test_the_download_of_a_killed_process_is_resumed(fake, server, start, execute):
-    gate = threading.Event()
-    server.paths[f"/{NAME}"] = [file(gate=gate), file()]
-    killed = start(command("fetch", "fake"))
-    partial = fake / ".a.csv.partial"
-    wait_until(lambda: partial.exists() and partial.stat().st_size > 0, MAX_WAIT_S)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
-    left_bytes = partial.stat().st_size
-    assert all(path.name.startswith(".") for path in fake.iterdir())
-    gate.set()
-    code, output = execute(command("fetch", "fake"))
-    assert code == 0, output
-    assert (fake / NAME).read_bytes() == CONTENT
-    assert server.header("Range")[1] == f"bytes={left_bytes - 1}-"
-    assert not list(fake.glob(".f*"))
-
-
 def invoke(*words):
     words = ["data", *map(str, words)]
     return CliRunner().invoke(cli.cli, words, catch_exceptions=False).stdout
 
 
-def test_info_shows_files_and_synthetic_data_sets(fake, server, monkeypatch):
+def test_commands_show_what_is_there_and_what_they_do(fake, server, monkeypatch):
     def info(*words):
         return json.loads(invoke("info", *words, "--json", "-"))["benchmarks"][0]
 
@@ -360,12 +331,19 @@ def test_info_shows_files_and_synthetic_data_sets(fake, server, monkeypatch):
     assert 0 < test["partial_bytes"] <= CUT
     assert (found["data_url"], found["directory"]) == (server.url, str(fake))
     assert (found["fetch"], found["make"]) == ("candle-p1 data fetch fake", None)
+    server.paths["/b.csv"] = [file()]
+    shown = invoke("fetch", "fake")
+    for words in ("was there already", "downloading b.csv, 0.2 MiB", "downloaded from"):
+        assert shown.count(words) == 1
+    assert shown.splitlines()[-1] == f"train on them: candle-p1 run fake --data_dir {fake}"
+    assert invoke("fetch", "fake").count("was there already") == 2
+    (fake / "b.csv").unlink()
     made = ensure(find_benchmark("nt3").recipe, "small", 7)
     assert "fake" in data.list_benchmarks()
     monkeypatch.setattr(data, "list_benchmarks", lambda: ["fake", "nt3"])
     shown = invoke("info")
     for words in (
-        *("A benchmark with files", f"in {fake}\n", server.url, "real", "absent, 0."),
+        *("A benchmark with files", f"in {fake}\n", server.url, "real", "absent"),
         f"synthetic, small, seed 7: {made.directory}\n",
         "candle-p1 data make nt3 --size full --out DIR",
     ):
@@ -376,7 +354,6 @@ def test_info_shows_files_and_synthetic_data_sets(fake, server, monkeypatch):
 
 
 def test_requests_is_not_loaded_before_it_is_needed():
-    from tests.unit.test_imports import modules_after
-
-    statement = "import candle_p1.train, candle_p1.cli.data, candle_p1.datasets.fetch"
-    assert not modules_after(statement) & {"requests", "urllib3", "pooch"}
+    program = "import sys, candle_p1.train, candle_p1.cli.data, candle_p1.datasets.fetch"
+    program += "; raise SystemExit(bool(sys.modules.keys() & {'requests', 'urllib3', 'pooch'}))"
+    subprocess.run([sys.executable, "-c", program], check=True)

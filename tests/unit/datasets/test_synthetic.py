@@ -1,8 +1,8 @@
 import hashlib
 import json
 import os
-import subprocess
-import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -100,20 +100,14 @@ def test_an_unwritable_directory_and_an_unknown_size_are_errors(tmp_path):
         make(Tiny(), "medium", tmp_path, 1)
 
 
-PROGRAM = """
-from candle_p1.benchmark import find_benchmark
-from candle_p1.datasets import synthetic
-made = []
-write = synthetic._write
-synthetic._write = lambda *call: made.append(call[0].name) or write(*call)
-print(len(synthetic.ensure(find_benchmark("nt3").recipe, "small", 3).files), len(made))
-"""
+def test_only_one_of_several_jobs_makes_the_data(tmp_path):
+    class Slow(Tiny):
+        def files(self, size, seed):
+            time.sleep(0.2)
+            return super().files(size, seed)
 
-
-@pytest.mark.extended
-def test_only_one_of_several_processes_makes_the_data(tmp_path, monkeypatch):
-    monkeypatch.setenv("CANDLE_DATA_DIR", str(tmp_path))
-    command = [sys.executable, "-c", PROGRAM]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    results = sorted(process.communicate(timeout=60)[0].split() for process in processes)
-    assert results == [["2", "0"]] * 3 + [["2", "2"]]
+    recipe = Slow()
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(make, recipe, "small", tmp_path, 1) for _ in range(4)]
+    assert all(job.result().whole for job in jobs)
+    assert recipe.num_made == 1
