@@ -133,17 +133,6 @@ def test_a_stalled_collective_ends_by_itself(job, tmp_path, monkeypatch):
     assert record["failure"]["phase"] == "train"
 
 
-@pytest.mark.parallel
-def test_the_launcher_is_interrupted(job, tmp_path):
-    process = job("-1::")
-    pid_in_phase(process, tmp_path, 1, "train")
-    process.send_signal(signal.SIGINT)
-    code, _, record = end_of(process, tmp_path)
-    assert code != 0
-    assert record["status"] == "interrupted"
-    assert "SIG" in record["failure"]["reason"]
-
-
 def test_ctrl_c_that_a_library_turned_into_an_error_is_an_interruption(job, tmp_path):
     process = job("0:train:turn Ctrl-C into an error", num_ranks=1)
     code, _, record = end_of(process, tmp_path)
@@ -223,20 +212,6 @@ def test_a_directory_for_results_that_cannot_be_written_is_found_first(execute, 
     assert (record["status"], record["failure"]["phase"]) == ("failed", "startup")
 
 
-@pytest.fixture
-def in_terminal(mpirun, environment, tmp_path):
-    """A run in a terminal: its process id, and the terminal; once it has trained an epoch."""
-    flags = [*SMALL, "--epochs", "100000", "--epochs_scaling", "weak", "--output_dir", "."]
-    command = [*CANDLE_P1, "run", "nt3", "--np", "2", "--", *flags]
-    pid, terminal = pty.fork()
-    if pid == 0:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which is ignored under nohup
-        os.chdir(tmp_path)
-        os.execv(command[0], command)
-    shown_until(terminal, b"/100000")
-    return pid, terminal
-
-
 def shown_until(terminal, text=None):
     """Returns what a terminal shows until some text, or until nobody writes to it any more."""
     deadline = time.monotonic() + START_S
@@ -248,35 +223,23 @@ def shown_until(terminal, text=None):
     return shown
 
 
-def code_of(pid):
-    """Returns the exit code of a process, which ends soon."""
-    end = time.monotonic() + LIMIT_S
-    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
-        if time.monotonic() > end:
-            os.kill(pid, signal.SIGKILL)
-        time.sleep(0.1)
-    return os.waitstatus_to_exitcode(ended[1])
-
-
 @pytest.mark.parallel
-def test_closing_the_terminal_interrupts_the_run(in_terminal, tmp_path):
-    pid, terminal = in_terminal
+def test_ctrl_c_in_a_terminal_is_one_message_and_shows_the_cursor(mpirun, environment, tmp_path):
+    flags = [*SMALL, "--epochs", "100000", "--epochs_scaling", "weak", "--output_dir", "."]
+    command = [*CANDLE_P1, "run", "nt3", "--np", "2", "--", *flags]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.execv(command[0], command)
+    shown_until(terminal, b"/100000")
+    os.write(terminal, b"\x03")
+    shown = shown_until(terminal)
     os.close(terminal)
-    code_of(pid)
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, LIMIT_S)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGINT
+    assert shown.count(b"interrupted") == 1
+    assert shown.rfind(b"\x1b[?25h") > shown.rfind(b"\x1b[?25l")
     wait_until(lambda: not watchdogs(tmp_path), LIMIT_S)
     record = read_record(tmp_path / "run.json")
     assert record["status"] == "interrupted"
     assert "SIG" in record["failure"]["reason"]
-
-
-@pytest.mark.parallel
-def test_ctrl_c_in_a_terminal_is_one_message_and_shows_the_cursor(in_terminal, tmp_path):
-    pid, terminal = in_terminal
-    os.write(terminal, b"\x03")
-    shown = shown_until(terminal)
-    os.close(terminal)
-    assert code_of(pid) == 128 + signal.SIGINT
-    assert shown.count(b"interrupted") == 1
-    assert shown.rfind(b"\x1b[?25h") > shown.rfind(b"\x1b[?25l")
-    wait_until(lambda: not watchdogs(tmp_path), LIMIT_S)
-    assert read_record(tmp_path / "run.json")["status"] == "interrupted"

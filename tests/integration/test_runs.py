@@ -182,13 +182,8 @@ def test_a_run_writes_for_mlperf_and_tensorboard(trained):
         *(epoch["metrics"]["val_accuracy"] for epoch in epochs),
         record["quality"]["accuracy"]["value"],
     ]
-    init_ms = by_key["init_stop"]["time_ms"] - by_key["init_start"]["time_ms"]
-    assert init_ms == pytest.approx(per_rank(path, "phases.startup")[0] * 1e3, abs=1)
     starts = [line["time_ms"] for line in lines if line["key"] == "epoch_start"]
-    stops = [line["time_ms"] for line in lines if line["key"] == "epoch_stop"]
-    for i, start, stop in zip(range(2), starts, stops, strict=True):
-        train_s = per_rank(path, f"training.epochs.{i}.train")[0]
-        assert stop - start == pytest.approx(train_s * 1e3, abs=1)
+    for i, start in enumerate(starts):
         begin_ms = per_rank(path, f"training.epochs.{i}.begin")[0] * 1e3
         assert start - by_key["init_start"]["time_ms"] == pytest.approx(begin_ms, abs=1)
 
