@@ -256,15 +256,3 @@ def nt3_tables(tmp_path):
         return flags.split()
 
     return write
-
-
-@pytest.fixture
-def benchmark_folders():
-    """The folder that holds the benchmarks' folders."""
-    return ROOT / "benchmarks"
-
-
-@pytest.fixture
-def nt3_script():
-    """The path of NT3's script."""
-    return NT3_SCRIPT

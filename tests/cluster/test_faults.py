@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import ROOT, await_end, wait_until
+from tests.conftest import NT3_SCRIPT, ROOT, await_end, wait_until
 from tests.records import read_record
 
 pytestmark = pytest.mark.cluster
@@ -102,9 +102,9 @@ def begin(cluster, start, tables, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def begin_training(begin, nt3_script, monkeypatch):
+def begin_training(begin, monkeypatch):
     """Returns a function that starts NT3 with its network and default time limits on two nodes."""
-    monkeypatch.setenv("NT3_FOLDER", str(nt3_script.parent))
+    monkeypatch.setenv("NT3_FOLDER", str(NT3_SCRIPT.parent))
     script = ROOT / "tests/integration/faulty_nt3.py"
 
     def begin_training():

@@ -14,6 +14,7 @@ from candle_p1.benchmark import find_benchmark, list_benchmarks
 from candle_p1.cluster.process import run_to_end
 from candle_p1.distributed import launch_environment
 from candle_p1.errors import ParameterError
+from tests.conftest import ROOT
 
 CODE = "open('executed', 'a').write(__file__ + '\\n')\n"
 FILES = (
@@ -49,9 +50,9 @@ def test_commands_execute_no_code_of_the_working_directory(argv):
     assert "Traceback" not in done.stderr
 
 
-def test_names_of_benchmarks_do_not_refer_to_the_working_directory(benchmark_folders, tmp_path):
+def test_names_of_benchmarks_do_not_refer_to_the_working_directory(tmp_path):
     assert "planted" not in list_benchmarks()
-    assert find_benchmark("nt3").folder == benchmark_folders / "nt3"
+    assert find_benchmark("nt3").folder == ROOT / "benchmarks/nt3"
     with pytest.raises(ParameterError, match=r"'planted'.*\./planted"):
         find_benchmark("planted")
     (tmp_path / "mine").mkdir()
