@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from candle_p1.checkpoints.policy import check_flags
-from candle_p1.data.directory import data_directory
+from candle_p1.data.directory import IMPORT_NAME, data_directory, imported_facts
 from candle_p1.data.loaders import READERS
 from candle_p1.data.reader import Reader
 from candle_p1.data.samples import Chained, Computed, DataSet, Samples, Selected, Several
@@ -116,6 +116,18 @@ class PublishedFiles(NamedTuple):
     directory: Path
 
 
+class Importable(NamedTuple):
+    """How tables of others become a benchmark's files: `candle-p1 data import`.
+
+    Attributes:
+        needs_labels: Whether samples need classes.
+        class_parameter: The parameter that is their number; None: it follows from the files.
+    """
+
+    needs_labels: bool
+    class_parameter: str | None = None
+
+
 class JobSize(NamedTuple):
     """The number of nodes and the time limit, in minutes, of a ready-made job script."""
 
@@ -158,6 +170,7 @@ class Benchmark(ABC):
         files: The parameter that names each file, by role: {"train": "train_data", …}.
         layouts: The layouts of those that are tables, by role: a run first checks how they begin.
         recipe: Generates its synthetic data; None if it has none.
+        importable: How tables of others become its files; None if they cannot.
         supports: The shared parameters with `needs_support` that it reads.
         acts_with: What gives parameters an effect that do not always have one; see
             `candle_p1.parameters.parameter.Needs`.
@@ -174,6 +187,7 @@ class Benchmark(ABC):
     files: ClassVar[Mapping[str, str]] = {"train": "train_data", "test": "test_data"}
     layouts: ClassVar[Mapping[str, CsvLayout]] = {}
     recipe: ClassVar[SyntheticRecipe | None] = None
+    importable: ClassVar[Importable | None] = None
     supports: ClassVar[frozenset[str]] = frozenset()
     acts_with: ClassVar[Mapping[str, Needs]] = {}
     other_sample_names: ClassVar[Sequence[str]] = ()
@@ -344,7 +358,31 @@ class Benchmark(ABC):
     def _resolved(self, params: ParameterSet) -> ParameterSet:
         params = self.resolve(_without_empty_layers(params.without_vain()))
         params = params.with_settings(*self._data_files(params))
+        params = params.with_settings(self._imported_settings(params))
         return params.with_settings({}, check_flags(params))
+
+    def _imported_settings(self, params: ParameterSet) -> Settings:
+        """Returns the parameters that follow from imported files.
+
+        Raises:
+            DataError: Their description cannot be read.
+            ParameterError: Another value was given.
+        """
+        path = params[self.files["train"]] if self.importable else None
+        if path is None:
+            return {}
+        where = Path(path).parent / IMPORT_NAME
+        facts = imported_facts(where.parent)
+        if facts is None or facts["benchmark"] != self.name:
+            return {}
+        for name, value in facts["parameters"].items():
+            if self._is_named(name, params) and params[name] != value:
+                raise ParameterError(
+                    f"{name} = {params[name]} ({params.origin(name)}), but {where} says {value}:"
+                    " leave it out"
+                )
+        origin = Origin("imported data", str(where))
+        return {name: (value, origin) for name, value in facts["parameters"].items()}
 
     def check_tables(self, params: ParameterSet) -> None:
         """Raises DataError if a table that a run is given does not begin as its layout has it."""

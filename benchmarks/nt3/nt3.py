@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from candle_p1.benchmark import Benchmark, DataSet, JobSize, PaperRuns, Parameter, Samples
+from candle_p1.benchmark import (
+    Benchmark,
+    DataSet,
+    Importable,
+    JobSize,
+    PaperRuns,
+    Parameter,
+    Samples,
+)
 from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import SCALINGS, scale_features
 from candle_p1.errors import DataError
@@ -119,6 +127,7 @@ class Nt3(Benchmark):
     )
     layouts = {"train": LAYOUT, "test": LAYOUT}  # noqa: RUF012
     recipe = Nt3Recipe()
+    importable = Importable(needs_labels=True, class_parameter="classes")
     supports = frozenset({"conv", "locally_connected", "pool"})
     acts_with = {  # noqa: RUF012
         "label_noise": {"add_noise": (), "noise_cluster": ()},

@@ -18,6 +18,7 @@ from candle_p1.benchmark import (
     Benchmark,
     CsvLayout,
     DataSet,
+    Importable,
     JobSize,
     ModelFile,
     PaperRuns,
@@ -93,6 +94,7 @@ class P1b1(Benchmark):
     files = {"train": "train_data", "test": "test_data", "landmarks": "landmark_data"}  # noqa: RUF012
     layouts = {"train": LAYOUT, "test": LAYOUT, "landmarks": LANDMARKS}  # noqa: RUF012
     recipe = P1b1Recipe()
+    importable = Importable(needs_labels=False)
     supports = frozenset({"batch_normalization", "feature_subsample", "shuffle", "val_split"})
     acts_with = {  # noqa: RUF012
         "loss": {"model": ("ae",)},

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from candle_p1.benchmark import (
     Benchmark,
     DataSet,
+    Importable,
     JobSize,
     PaperRuns,
     Parameter,
@@ -54,6 +55,7 @@ class P1b2(Benchmark):
     title = "P1B2: cancer type by somatic mutations"
     layouts = {"train": LAYOUT, "test": LAYOUT}  # noqa: RUF012
     recipe = P1b2Recipe()
+    importable = Importable(needs_labels=True)
     supports = frozenset({"feature_subsample", "shuffle", "val_split"})
     paper = PaperRuns(
         # The most ranks that the paper reports.

@@ -1,4 +1,4 @@
-"""candle-p1 data: get the published files, or make synthetic ones instead."""
+"""candle-p1 data: get the published files, make synthetic ones, or import tables of one's own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DEFAULT = "by default the benchmark's own in the data directory ($CANDLE_DATA_DI
 
 @click.group("data", cls=Group)
 def command() -> None:
-    """Get data sets: download the published files, or make synthetic ones."""
+    """Get data sets: import your own, download the published files, or make synthetic ones."""
 
 
 @command.command("make", cls=Command, examples=["candle-p1 data make nt3 --size small --out data"])
@@ -131,6 +131,111 @@ def fetch_command(
         for path in file.unpacked:
             screen.say(f"{path}: from {file.path.name}")
     where = str(files[0].path.parent)
+    screen.say_command(["candle-p1", "run", benchmark, "--data_dir", where], "train on them: ")
+
+
+@command.command(
+    "import",
+    cls=Command,
+    examples=[
+        "candle-p1 data import nt3 cohort.csv --label tissue --out own",
+        "candle-p1 data import p1b2 counts.tsv.gz --transpose True --labels clinical.tsv"
+        " --label type --group patient --log2 True --out own",
+    ],
+)
+@benchmark_argument
+@click.argument("table", type=PATH)
+@click.option("--out", "directory", required=True, type=PATH, help="The directory to write to.")
+@click.option("--label", help="The column with the classes.")
+@click.option("--labels", type=PATH, help="Another table with that column, a row for each sample.")
+@click.option(
+    "--id", "id_column", help="The column that names the samples (the genes, transposed)."
+)
+@click.option(
+    "--transpose", type=bool, help="Whether columns are samples and rows are genes; by default not."
+)
+@click.option("--drop", multiple=True, help="A column that is no feature; may be repeated.")
+@click.option(
+    "--test_table", type=PATH, help="A table with the samples to test on, read as the other one."
+)
+@click.option(
+    "--test_fraction",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.2,
+    help="Without --test_table, the share of the samples to test on, of each class alike.",
+)
+@click.option(
+    "--group", help="The column, such as patients, whose values must not be split between the two."
+)
+@number_option("--seed", "seed", "The seed of the split.", 2019, least=0, most=MAX_SEED)
+@click.option(
+    "--duplicates",
+    type=click.Choice(["error", "mean", "first"]),
+    default="error",
+    help="What to do with genes that occur more than once.",
+)
+@click.option(
+    "--missing",
+    type=click.Choice(["error", "zero", "mean"]),
+    default="error",
+    help="What to do with missing values; the mean is that of the gene's training samples.",
+)
+@click.option(
+    "--unlabelled",
+    type=click.Choice(["error", "drop"]),
+    default="error",
+    help="What to do with samples without a label.",
+)
+@click.option("--log2", type=bool, default=False, help="Whether to take log2(x + 1).")
+@number_option(
+    "--header_rows", "header_rows", "How many rows name the columns; by default as seen."
+)
+@number_option("--name_row", "name_row", "Which of them has the genes' names.", 1)
+@click.option("--dry_run", is_flag=True, help="Only show how the tables are understood.")
+def import_command(
+    benchmark: str,
+    table: Path,
+    directory: Path,
+    test_table: Path | None,
+    dry_run: bool,
+    **options: Any,
+) -> None:
+    """Turn TABLE into the files of BENCHMARK: your own samples, showing what it understood.
+
+    TABLE is text (CSV, TSV and the like, also .gz, .bz2, .xz or .zst), Parquet, Feather, HDF5 as
+    pandas writes it, or AnnData (.h5ad). Its rows are samples and its columns of numbers are
+    features, unless --transpose says otherwise.
+    """
+    from candle_p1.datasets.importing import ImportOptions, ImportTarget, understand, write_import
+
+    found, screen = find_benchmark(benchmark), Screen()
+    if found.importable is None:
+        raise ParameterError(f"nothing can be imported for {benchmark}")
+    target = ImportTarget(
+        found.name,
+        found.layouts["train"],
+        {role: found.published.files[role] for role in ("train", "test")},
+        *found.importable,
+    )
+    imported = understand(target, table, test_table, ImportOptions(**options))
+    for note in imported.notes:
+        screen.say(note)
+    train, test = imported.train, imported.test
+    shown = ", ".join(f"{value:g}" for value in train.values[0, :4])
+    screen.say(
+        f"{count(len(train.ids), 'sample')} to train on and {len(test.ids):,} to test on,"
+        f" {count(len(train.features), 'feature')} ({', '.join(train.features[:3])}, …);"
+        f" {train.ids[0]} begins with {shown}"
+    )
+    for name, (num_train, num_test) in imported.counts().items():
+        screen.say(f"class {name}: {num_train:,} to train on, {num_test:,} to test on")
+    if dry_run:
+        return
+    with screen.making_data("writing") as progress:
+        paths = write_import(imported, directory, progress)
+    for path in paths:
+        screen.say(f"{path}: {path.stat().st_size / MIB:.1f} MiB")
+    where = str(paths[0].parent)
     screen.say_command(["candle-p1", "run", benchmark, "--data_dir", where], "train on them: ")
 
 

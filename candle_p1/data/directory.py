@@ -12,7 +12,7 @@ from typing import Any
 
 import platformdirs
 
-from candle_p1.errors import SetupError
+from candle_p1.errors import DataError, SetupError
 from candle_p1.files import expand_user, files_at, read_json, write_atomically
 
 DATA_DIRECTORY_VARIABLE = "CANDLE_DATA_DIR"
@@ -35,6 +35,8 @@ def data_directory() -> Path:
 
 
 MANIFEST_NAME = "synthetic.json"
+IMPORT_NAME = "import.json"
+"""The description of files made from somebody's tables; see `candle_p1.datasets.importing`."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,24 @@ class Manifest:
         """Writes the manifest, atomically."""
         content = {"synthetic": True, "made_of": self.made_of, "files": self.files}
         write_atomically(self.directory / MANIFEST_NAME, json.dumps(content, indent=2) + "\n")
+
+
+def imported_facts(directory: Path) -> dict[str, Any] | None:
+    """Returns what ``import.json`` says of a directory's files; None if there is none.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    path = directory / IMPORT_NAME
+    try:
+        facts = dict(read_json(path))
+        if isinstance(facts["benchmark"], str) and isinstance(facts["parameters"], dict):
+            return facts
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise DataError("it does not describe imported files: repeat the import, or remove it", path)
 
 
 def synthetic_facts(path: Path) -> dict[str, Any] | None:

@@ -1,0 +1,241 @@
+"""Tables as people make them become a benchmark's files; what is unclear ends in advice."""
+
+from __future__ import annotations
+
+import gzip
+import io
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from candle_p1.benchmark import find_benchmark
+from candle_p1.data.directory import imported_facts
+from candle_p1.data.loaders import read_table
+from candle_p1.data.loading import Loading
+from candle_p1.datasets.importing import ImportOptions, ImportTarget, understand, write_import
+from candle_p1.errors import DataError, ParameterError
+
+NUM, GENES = 60, [f"ENSG{number:011d}" for number in range(20)]
+IDS = [f"TCGA-{number:02d}" for number in range(NUM)]
+KINDS = ["tumor, primary", "normal"] * (NUM // 2)
+PATIENTS = [f"P{number // 3}" for number in range(NUM)]
+VALUES = np.random.default_rng(0).lognormal(size=(NUM, len(GENES))).astype(np.float32).round(3)
+VERSIONED = [f"{gene}.{number % 7 + 1}" for number, gene in enumerate(GENES)]
+FRAME = pd.DataFrame(VALUES, IDS, VERSIONED)
+LABELLED = FRAME.assign(kind=KINDS)
+CLINICAL = pd.DataFrame({"sample": IDS, "age": 50, "kind": KINDS, "patient": PATIENTS})
+ACROSS = FRAME.T.rename_axis("gene_id")
+HEADERS = FRAME.set_axis(
+    pd.MultiIndex.from_arrays([[*range(20)], [f"SYMBOL{i}" for i in range(20)], VERSIONED]), axis=1
+)
+
+
+def geo(path):
+    text = io.StringIO()
+    ACROSS.rename_axis("ID_REF").to_csv(text, sep="\t", quoting=1)
+    head = '!Series_title\t"none"\n\n!series_matrix_table_begin\n'
+    path.write_text(f"{head}{text.getvalue()}!series_matrix_table_end\n")
+
+
+def gct(path):
+    ACROSS.reset_index().assign(Description="a gene").to_csv(path, sep="\t", index=False)
+    path.write_text(f"#1.2\n{len(GENES)}\t{NUM}\n{path.read_text()}")
+
+
+def excel(path):
+    LABELLED.to_csv(path, sep=";", decimal=",", encoding="utf-8-sig", lineterminator="\r\n")
+
+
+def anndata(path):
+    of_file = pytest.importorskip("anndata", reason="anndata is not installed")
+    of_file.AnnData(VALUES, CLINICAL.set_index("sample"), pd.DataFrame(index=VERSIONED)).write(path)
+
+
+def hdf5(path):
+    pytest.importorskip("tables", reason="PyTables, for pandas' HDF5, is not installed")
+    LABELLED.to_hdf(path, key="all")
+
+
+IN_TABLE = {"label": "kind"}
+BESIDE = {"label": "kind", "labels": "clinical.tsv"}
+ACROSS_BESIDE = BESIDE | {"transpose": True}
+FORMS = {
+    "default.csv": (LABELLED.to_csv, IN_TABLE),
+    "unnamed.csv": (lambda path: LABELLED.to_csv(path, index=False), IN_TABLE),
+    "excel.csv": (excel, IN_TABLE),
+    "packed.csv.gz": (LABELLED.to_csv, IN_TABLE),
+    "packed.csv.bz2": (LABELLED.to_csv, IN_TABLE),
+    "packed.csv.xz": (LABELLED.to_csv, IN_TABLE),
+    "frame.parquet": (LABELLED.to_parquet, IN_TABLE),
+    "frame.feather": (lambda path: LABELLED.reset_index().to_feather(path), IN_TABLE),
+    "frame.h5": (hdf5, IN_TABLE),
+    "single.h5ad": (anndata, IN_TABLE),
+    "across.tsv": (lambda path: ACROSS.to_csv(path, sep="\t"), ACROSS_BESIDE),
+    "geo_series_matrix.txt": (geo, ACROSS_BESIDE),
+    "expression.gct": (gct, ACROSS_BESIDE),
+    "headers.tsv": (lambda path: HEADERS.to_csv(path, sep="\t"), BESIDE | {"name_row": 3}),
+}
+
+
+def target(benchmark):
+    found = find_benchmark(benchmark)
+    files = {role: found.published.files[role] for role in ("train", "test")}
+    return ImportTarget(found.name, found.layouts["train"], files, *found.importable)
+
+
+@pytest.fixture
+def imported(tmp_path):
+    """Writes a table and imports it for a benchmark; returns what was understood."""
+    CLINICAL.to_csv(tmp_path / "clinical.tsv", sep="\t", index=False)
+
+    def imported(write, name="table.csv", benchmark="nt3", test=None, **options):
+        write(tmp_path / name)
+        if options.get("labels"):
+            options["labels"] = tmp_path / options["labels"]
+        return understand(target(benchmark), tmp_path / name, test, ImportOptions(**options))
+
+    return imported
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_of_a_table_is_understood_alike(imported, name):
+    write, options = FORMS[name]
+    found = imported(write, name, **options)
+    rows = [*found.train.ids, *found.test.ids]
+    order = [
+        int(each.removeprefix("sample")) - 1 if "sample" in each else IDS.index(each)
+        for each in rows
+    ]
+    assert sorted(order) == [*range(NUM)]
+    np.testing.assert_array_equal(np.vstack([found.train.values, found.test.values]), VALUES[order])
+    assert [*found.train.labels, *found.test.labels] == [KINDS[row] for row in order]
+    assert found.train.features == found.test.features == GENES
+    assert found.counts() == dict.fromkeys(sorted(set(KINDS)), (24, 6))
+
+
+@pytest.mark.parametrize("benchmark", ["nt3", "p1b1", "p1b2"])
+def test_files_and_parameters_follow_the_table(imported, tmp_path, benchmark):
+    three = LABELLED.assign(kind=["a", "b", "c,d"] * 20)
+    found = imported(three.to_csv, benchmark=benchmark, label="kind")
+    train, test = write_import(found, tmp_path / "own")
+    model = find_benchmark(benchmark)
+    params = model.read_parameters(["--data_dir", str(tmp_path / "own")])
+    assert (params["train_data"], params["test_data"]) == (str(train), str(test))
+    table = read_table(train, Loading(), model.layouts["train"])
+    if benchmark == "nt3":
+        assert params["classes"] == 3
+        labels, values = table.values[:, 0], table.values[:, 1:]
+        assert [found.classes[int(label)] for label in labels] == found.train.labels
+        with pytest.raises(ParameterError, match=r"classes = 2 .* says 3"):
+            model.read_parameters(["--data_dir", str(tmp_path / "own"), "--classes", "2"])
+    else:
+        values = table.values
+        assert table.columns == GENES
+        assert table.text["cancer_type"].values() == found.train.labels
+        assert table.text["case_id"].values() == found.train.ids
+    np.testing.assert_array_equal(values, found.train.values)
+    facts = imported_facts(tmp_path / "own")
+    assert (facts["features"], facts["samples"]["test"]) == (GENES, found.test.ids)
+    with pytest.raises(DataError, match="would be replaced"):
+        write_import(found, tmp_path / "own")
+
+
+def test_a_group_is_on_one_side_and_the_split_follows_the_seed(imported):
+    options = BESIDE | {"group": "patient"}
+    found, again, other = (imported(FRAME.to_csv, **options, seed=seed) for seed in (1, 1, 2))
+    assert set(found.train.groups).isdisjoint(found.test.groups)
+    assert len(found.test.ids) == pytest.approx(NUM / 5, abs=3)
+    assert found.test.ids == again.test.ids != other.test.ids
+
+
+def test_test_tables_are_put_into_the_order_of_the_training_table(imported, tmp_path):
+    later = LABELLED.set_axis([f"new{i}" for i in range(NUM)]).iloc[:, ::-1].assign(extra=1.0)
+    later.to_csv(tmp_path / "later.csv")
+    found = imported(LABELLED.to_csv, test=tmp_path / "later.csv", label="kind")
+    assert (len(found.train.ids), len(found.test.ids)) == (NUM, NUM)
+    np.testing.assert_array_equal(found.test.values, VALUES)
+
+
+DOUBLED = FRAME.set_axis(["A", "A", *GENES[2:]], axis=1)
+GAPS = FRAME.mask(np.eye(NUM, len(GENES), dtype=bool))
+
+
+@pytest.mark.parametrize(
+    ("frame", "options", "expected"),
+    [
+        (DOUBLED, {"duplicates": "first"}, np.delete(VALUES, 1, 1)),
+        (DOUBLED, {"duplicates": "mean"}, np.c_[VALUES[:, :2].mean(axis=1), VALUES[:, 2:]]),
+        (GAPS, {"missing": "zero"}, VALUES * (1 - np.eye(NUM, len(GENES)))),
+        (FRAME, {"log2": True}, np.log2(VALUES + 1)),
+        (FRAME, {"drop": [VERSIONED[0]]}, VALUES[:, 1:]),
+    ],
+    ids=["first", "mean", "zero", "log2", "drop"],
+)
+def test_values_are_changed_as_asked(imported, frame, options, expected):
+    found = imported(frame.to_csv, benchmark="p1b1", **options)
+    order = [IDS.index(each) for each in found.train.ids]
+    np.testing.assert_allclose(found.train.values, expected[order], rtol=1e-6)
+
+
+def test_missing_values_are_filled_in_by_the_means_of_the_training_samples(imported):
+    found = imported(GAPS.to_csv, benchmark="p1b1", missing="mean")
+    order = np.array([IDS.index(each) for each in found.train.ids])
+    gaps = GAPS.to_numpy()[order]
+    expected = np.where(np.isnan(gaps), np.nanmean(gaps, axis=0), gaps)
+    np.testing.assert_allclose(found.train.values, expected, rtol=1e-6)
+
+
+def cell(row, column, value):
+    frame = LABELLED.astype(object)
+    frame.iloc[row, column] = value
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("frame", "options", "advice"),
+    [
+        (LABELLED, {}, r"--label COLUMN"),
+        (LABELLED, {"label": "type"}, r"no column 'type'; .* 'kind'"),
+        (ACROSS, BESIDE, r"ENSG.*--transpose True"),
+        (ACROSS, {"label": "kind", "transpose": True}, r"--labels FILE"),
+        (FRAME.iloc[:, :2].set_axis(["x", "x"], axis=1), BESIDE, r"'x': pass --duplicates mean"),
+        (GAPS, BESIDE, r"20 values are missing \(--missing.*'ENSG00000000000' of .* 'TCGA-00'"),
+        (LABELLED.set_axis([IDS[0], *IDS[:-1]]), IN_TABLE, r"called 'TCGA-00'"),
+        (cell(3, 20, None), IN_TABLE, r"1 of 60 samples have no label, such as 'TCGA-03'"),
+        (-FRAME, BESIDE | {"log2": True}, r"negative"),
+        (LABELLED.assign(kind=["one", *["two"] * 59]), IN_TABLE, r"only one sample of the class"),
+        (LABELLED.assign(kind="one"), IN_TABLE, r"all samples have the class 'one'"),
+        (LABELLED[["kind"]], IN_TABLE, r"no columns of numbers"),
+        (FRAME.set_axis([f"X{i}" for i in range(NUM)]), BESIDE, r"no column has the names"),
+        (LABELLED, IN_TABLE | {"drop": ["nothing"]}, r"no column 'nothing' to drop"),
+    ],
+)
+def test_what_is_unclear_ends_in_advice(imported, frame, options, advice):
+    with pytest.raises((DataError, ParameterError), match=advice):
+        imported(frame.to_csv, **options)
+
+
+LATE = "id,kind,a,b\n" + "".join(f"s{i},{i % 2},1,2\n" for i in range(300))
+
+
+@pytest.mark.parametrize(
+    ("content", "advice"),
+    [
+        (LATE + "s300,1,high,2\n", r"line 302, column 3: 'high' is not a number"),
+        (LATE + "s300,1,1\n", r"line 302: the row has 3 fields, but the header has 4"),
+        (b"\xff\xfea\0b\0", r"UTF-8"),
+        (gzip.compress(LATE.encode())[:-20], r"cannot be read"),
+        ("", r"no rows"),
+        ("one\ntwo\n", r"separated by none"),
+        ("a,b\n", r"no rows below"),
+        ("a,b\n1,2,\n", r"end with a separator"),
+    ],
+)
+def test_a_broken_file_is_named_with_its_line(tmp_path, content, advice):
+    is_packed = isinstance(content, bytes) and content.startswith(b"\x1f\x8b")
+    path = tmp_path / ("broken.csv" + ".gz" * is_packed)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError, match=advice) as caught:
+        understand(target("nt3"), path, None, ImportOptions(label="kind", id_column="id"))
+    assert str(path) in str(caught.value)
