@@ -24,6 +24,7 @@ from candle_p1.data.loading import CacheSettings
 from candle_p1.datasets.registry import file_status
 from candle_p1.datasets.synthetic import make, synthetic_sets
 from candle_p1.errors import ParameterError
+from candle_p1.options import FiniteRange
 from candle_p1.parameters.catalog import MAX_SEED
 from candle_p1.text import count
 from candle_p1.training.screen import Screen
@@ -160,7 +161,7 @@ def fetch_command(
 )
 @click.option(
     "--test_fraction",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    type=FiniteRange(0, 1, min_open=True, max_open=True),
     default=0.2,
     help="Without --test_table, the share of the samples to test on, of each class alike.",
 )

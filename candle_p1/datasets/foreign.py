@@ -33,10 +33,11 @@ GCT = "#1."
 MISSING = frozenset(
     ("", "NA", "N/A", "#N/A", "NaN", "nan", "-nan", "null", "NULL", "None", "<NA>", "n/a", ".")
 )
-SAMPLE_ROWS = 200
-"""From so many rows it is seen which columns hold text."""
+SAMPLE_FIELDS, MIN_SAMPLE, MAX_SAMPLE = 1_000_000, 20, 200
+"""From so many fields, but at least and at most so many rows, it is seen which columns are text."""
 MAX_HEADER_ROWS = 5
 COMMA_NUMBER = re.compile(r"[-+]?\d+,\d+([eE][-+]?\d+)?")
+QUOTED = re.compile(r'"[^"]*"')
 FRAMES: dict[str, tuple[str, str]] = {
     ".parquet": ("read_parquet", "readers"),
     ".pq": ("read_parquet", "readers"),
@@ -216,7 +217,7 @@ class _TextFile:
             problem = f"the header has {len(names):,} names, but a row has {width:,} fields"
             raise DataError(problem, self.path, number)
         is_text = [
-            self.as_text(name) or self._is_text(column, body, decimal)
+            name == "" or self.as_text(name) or self._is_text(column, body, decimal)
             for column, name in enumerate(names)
         ]
         notes = [f"fields separated by {separator!r}", f"{num_headers} header row"]
@@ -225,13 +226,8 @@ class _TextFile:
         frame = self._parse(num_headers, separator, decimal, is_text)
         numbers = [i for i in range(width) if not is_text[i]]
         values = frame[numbers].to_numpy(np.float32)
-        index = None
-        if names[0] == "":
-            column = frame[0]
-            index = [str(name) for name in column] if is_text[0] else [f"{n:g}" for n in column]
-            if not is_text[0]:
-                numbers, values = numbers[1:], values[:, 1:]
-        text = {names[i]: [*frame[i]] for i in range(bool(index), width) if is_text[i]}
+        index = None if names[0] else [*frame[0]]
+        text = {names[i]: [*frame[i]] for i in range(width) if is_text[i] and names[i]}
         return ForeignTable(self.path, [names[i] for i in numbers], values, text, index, notes)
 
     def _lines(self) -> Iterator[tuple[int, str]]:
@@ -250,17 +246,21 @@ class _TextFile:
 
     def _first_rows(self) -> tuple[int, str, list[list[str]]]:
         """Returns the number of the first line, the separator, and the first rows."""
-        numbered = list(islice(self._lines(), SAMPLE_ROWS + MAX_HEADER_ROWS))
-        if not numbered:
+        numbered = self._lines()
+        first = list(islice(numbered, 2))
+        if not first:
             raise DataError("the file has no rows", self.path)
-        lines = [line for _, line in numbered]
-        counts = {each: min(map(_counter(each), lines[:2])) for each in SEPARATORS}
+        number, lines = first[0][0], [line for _, line in first]
+        bare = [QUOTED.sub("", line) for line in lines]
+        counts = {each: min(line.count(each) for line in bare) for each in SEPARATORS}
         separator = max(counts, key=lambda each: counts[each])
         if not counts[separator]:
             problem = "the fields are separated by none of tab, comma, semicolon and bar"
-            raise DataError(problem, self.path, numbered[0][0])
+            raise DataError(problem, self.path, number)
+        num = min(max(SAMPLE_FIELDS // counts[separator], MIN_SAMPLE), MAX_SAMPLE)
+        lines += [line for _, line in islice(numbered, num + MAX_HEADER_ROWS - 2)]
         rows = list(csv.reader(lines, delimiter=separator))
-        return numbered[0][0], separator, [[cell.strip() for cell in row] for row in rows]
+        return number, separator, [[cell.strip() for cell in row] for row in rows]
 
     def _num_headers(self, rows: Sequence[Sequence[str]]) -> int:
         """Returns how many rows name the columns: those above numbers, or without a name."""
@@ -352,10 +352,6 @@ class _Stream(io.TextIOBase):
     def __next__(self) -> str:  # type: ignore[override]
         line, self._left = self._left or next(self._lines), ""
         return line
-
-
-def _counter(separator: str) -> Callable[[str], int]:
-    return lambda line: len(next(csv.reader([line], delimiter=separator))) - 1
 
 
 def _has_numbers(cells: Sequence[str]) -> bool:

@@ -126,6 +126,13 @@ def test_commands_for_newcomers(clone, environment, tmp_path_factory):
     assert accuracy["value"] >= 0.95 > 0.5 >= accuracy["naive"]
 
 
+def test_commands_for_owners_of_data(clone, environment, tmp_path_factory):
+    (record,) = run_pages(["docs/own-data.md"], clone, environment, tmp_path_factory)
+    assert not record["data"]["synthetic"]
+    accuracy = record["quality"]["accuracy"]
+    assert accuracy["value"] > 0.9 > 0.6 > accuracy["naive"]
+
+
 def test_commands_for_authors(clone, environment, tmp_path_factory):
     records = run_pages(["docs/add-a-benchmark.md"], clone, environment, tmp_path_factory)
     assert len(records) == 3
