@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 
-from candle_p1.errors import DataError, RecordError
 from candle_p1.records.per_rank import PER_RANK_NAME
 from candle_p1.records.power_file import write_traces
 from candle_p1.records.power_trace import Channel, Trace
@@ -15,7 +12,7 @@ from candle_p1.records.record import read_record
 from candle_p1.reports.experiments import group
 from candle_p1.reports.figures import time
 from candle_p1.reports.figures.charts import draw_figures, epochs_per_rank
-from candle_p1.reports.frame import MissingDataError, Run, read_runs
+from candle_p1.reports.frame import MissingDataError, Run
 from candle_p1.reports.render import render_page
 from candle_p1.reports.report import run_page
 from tests.planted_records import changed, experiment_of, plant, planted_record
@@ -23,8 +20,8 @@ from tests.planted_records import changed, experiment_of, plant, planted_record
 TRAINED = {"loss": 0.5, "val_loss": 0.6, "accuracy": 0.9, "val_accuracy": None}
 
 
-def study_in(directory):
-    (experiment,) = group(read_runs([directory]).runs)
+def study_of(*runs):
+    (experiment,) = group(runs)
     return experiment, experiment.series
 
 
@@ -84,30 +81,29 @@ def test_many_numbers_of_ranks_are_counted_together_against_epochs():
 
 def test_what_ranks_do_is_drawn_for_some_of_many_ranks(tmp_path):
     load_s = [2.0] * 40 + [2.5] + [2.0] * 59
-    plant(tmp_path, "nt3", 100, epochs=100, load_s=load_s, wait_s=4.0)
-    (axes,) = time.ranks_over_time(*study_in(tmp_path)).axes
+    path = plant(tmp_path, "nt3", 100, epochs=100, load_s=load_s, wait_s=4.0)
+    record = read_record(path)
+    (axes,) = time.ranks_over_time(*study_of(Run(path, record))).axes
     shown = [int(label.get_text()) for label in axes.get_yticklabels()]
     assert (shown[0], shown[-1], len(shown)) == (0, 99, 13)
     assert 40 in shown  # the slowest loader
     drawn = {(bar.get_x(), bar.get_width()) for bar in axes.patches}
     assert {(3.0, 2.0), (3.0, 2.5), (5.5, 4.0)} <= drawn  # loading, then waiting
-    (tmp_path / "run000/per_rank.npz").unlink()
-    with pytest.raises(MissingDataError, match=r"per_rank\.npz"):
-        time.ranks_over_time(*study_in(tmp_path))
+    path.with_name(PER_RANK_NAME).unlink()
+    with pytest.raises(MissingDataError, match=PER_RANK_NAME):
+        time.ranks_over_time(*study_of(Run(path, record)))
 
 
 @pytest.mark.parametrize("reading", ["power", "energy"])
 def test_power_over_time_is_of_one_node_and_one_above_the_other(tmp_path, reading):
-    slow, fast, damaged = (
-        with_traces(
-            plant(tmp_path, num_ranks=4, loader=loader, load_s=load_s, energy_j=1.0), 2, 2, reading
-        )
-        for loader, load_s in (("original", 20.0), ("chunked", 2.0), ("dask", 2.0))
-    )
+    def run_with(loader, load_s):
+        path = plant(tmp_path, num_ranks=4, loader=loader, load_s=load_s, energy_j=1.0)
+        return with_traces(path, 2, 2, reading)
+
+    slow, fast, damaged = run_with("original", 20.0), run_with("chunked", 2.0), run_with("dask", 2)
     slow.path.with_name("power-0001.csv").write_text("is not read")
     damaged.path.with_name("power-0000.csv").write_text("time")
-    (experiment,) = group([slow, fast, damaged])
-    figure, caption = time.power_over_time(experiment, experiment.series)
+    figure, caption = time.power_over_time(*study_of(slow, fast, damaged))
     first, second = figure.axes
     assert first.get_xlim() == second.get_xlim() == (0, slow["total_s"])
     assert first.get_ylim() == second.get_ylim()
@@ -121,8 +117,7 @@ def test_power_over_time_is_of_one_node_and_one_above_the_other(tmp_path, readin
 def test_every_rank_and_phase_of_a_run_is_drawn_in_a_colour_of_its_own(run):
     (axes,) = time.phases_figure(run).axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "1", "2"]
-    colors = {bar.get_facecolor() for bar in axes.patches}
-    assert len(colors) == len({"startup", "load", "wait", "train"})
+    assert len({bar.get_facecolor() for bar in axes.patches}) == 4
     labels = axes.get_legend_handles_labels()[1]
     assert labels == ["startup, 3.00 s", "load, 2.00 s", "wait, 1.000 s", "train, 16.50 s"]
 
@@ -131,8 +126,6 @@ def test_the_page_says_what_data_and_limits_the_run_had(run):
     page = page_of(run)
     assert page.index("synthetic") < page.index("<svg")
     assert (page.count("<svg"), "limited" in page) == (2, False)
-    for text in ("loss", "accuracy", "training", "validation", "epoch"):
-        assert re.search(rf">{text}</text>", page), text
     content = {"parameters.train_steps": {"value": 2, "origin": "flag"}, "data.synthetic": False}
     content |= {"training.stopped": "early_stop", "plan.epochs_per_rank": 900}
     above, _ = page_of(Run(run.path, changed(run.record, content))).split("<svg", 1)
@@ -146,16 +139,10 @@ def test_what_cannot_be_drawn_is_named(run):
     path = run.path.with_name("power-0000.csv")
     path.write_text("time")
     assert str(path) in page_of(measured)
-    with pytest.raises(DataError, match="power-0000"):
-        time.phases_svg(measured)
-    raw = run.path.with_name(PER_RANK_NAME)
-    raw.write_bytes(b"damaged")
+    run.path.with_name(PER_RANK_NAME).write_bytes(b"damaged")
     page = page_of(Run(run.path, run.record))
     assert PER_RANK_NAME in page
     assert page.count("<svg") == 1
-    raw.unlink()
-    with pytest.raises(RecordError, match="beside the record"):
-        time.phases_svg(Run(run.path, run.record))
 
 
 def test_devices_are_drawn_if_there_are_any_and_as_many_as_can_be_told_apart(run):
@@ -163,6 +150,5 @@ def test_devices_are_drawn_if_there_are_any_and_as_many_as_can_be_told_apart(run
     assert len(time.phases_figure(Run(run.path, absent)).axes) == 1
     measured = with_traces(run.path, num_gpus=time.MAX_LINES + 2)
     assert legend_of(time.phases_figure(measured))[-1].startswith("node 0: ")
-    (experiment,) = group([measured])
-    figure, caption = time.power_over_time(experiment, experiment.series)
+    figure, caption = time.power_over_time(*study_of(measured))
     assert (len(figure.axes[0].lines), "3 further devices" in caption) == (time.MAX_LINES, True)

@@ -51,7 +51,9 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def modelled(runs, tmp_path_factory):
     out = tmp_path_factory.mktemp("model")
-    return invoke("model", runs, "-o", out, "--json", out / "given.json"), out
+    result = invoke("model", runs, "-o", out, "--json", out / "given.json")
+    assert result.exit_code == 0, result.output
+    return result.output, out, json.loads((out / "model.json").read_text())
 
 
 def rows_of(path, *keys):
@@ -68,17 +70,10 @@ def forecast_of(directory):
 
 
 def test_the_page_has_figures_and_json_with_what_was_fitted(modelled):
-    result, out = modelled
-    assert result.exit_code == 0, result.output
-    assert result.output.endswith("index.html: 18 runs, 2 modelled series\n")
-    page = (out / "index.html").read_text()
-    captions = page.split("<figcaption>")[1:]
-    assert len(captions) == 1
-    assert "Fitted phase by phase to 9 runs on 1, 2 and 4 ranks." in captions[0]
-    assert "Beyond 4 ranks nothing was measured" in captions[0]
-    assert "<script" not in page
-    assert 'href="http' not in page
-    content = json.loads((out / "model.json").read_text())
+    output, out, content = modelled
+    assert output.endswith("index.html: 18 runs, 2 modelled series\n")
+    (caption,) = (out / "index.html").read_text().split("<figcaption>")[1:]
+    assert "9 runs on 1, 2 and 4 ranks." in caption
     assert content == json.loads((out / "given.json").read_text())
     (first, _) = content["sections"][0]["series"]
     assert (first["runs"], first["ranks"]) == (9, [1, 2, 4])
@@ -88,14 +83,15 @@ def test_the_page_has_figures_and_json_with_what_was_fitted(modelled):
 
 
 def test_the_tables_hold_what_was_planted(modelled):
-    tables = modelled[1] / "tables"
+    _, out, content = modelled
+    tables = out / "tables"
     at = rows_of(tables / "nt3-strong-model-sizes.csv", "series", "ranks")
     four, sixteen = (at["loader original", ranks] for ranks in ("4", "16"))
     assert float(four["measured (s)"]) == pytest.approx(24 + 3 + 12 + 0.1, rel=0.05)
     assert abs(float(four["off (%)"])) < 5
     assert (sixteen["measured (s)"], float(sixteen["extrapolation"])) == ("", 4)
     found = rows_of(tables / "nt3-strong-model-parameters.csv", "series", "phase", "name")
-    (section,) = json.loads((modelled[1] / "model.json").read_text())["sections"]
+    (section,) = content["sections"]
     known = [p for each in section["series"] for p in each["parameters"] if p["value"] is not None]
     assert len(found) == len(known)  # with those that are 0
     found = {(series, name): row for (series, _, name), row in found.items()}
@@ -115,16 +111,13 @@ def test_the_tables_hold_what_was_planted(modelled):
 def test_a_measurement_of_communication_is_used(runs, tmp_path):
     comm = tmp_path / "comm.json"
     comm.write_text(json.dumps({"fits": [COMM]}))
-    result = invoke("model", runs, "--comm", comm)
-    assert "share of the measured allreduce that is exposed" in result.output
-    assert "Measured: allreduce on 2 ranks: latency 0.001 s" in result.output
+    assert "share of the measured allreduce" in invoke("model", runs, "--comm", comm).output
 
 
 def test_forecasts_from_runs_have_gains_and_what_if_beside_what_is(runs, tmp_path):
     path = tmp_path / "forecast.json"
     words = ("forecast", "nt3", "--from", runs, "--ranks", "8,16", "--json", path)
     result = invoke(*words, "--set", "network=4")
-    assert result.exit_code == 0, result.output
     assert "network 4 times as fast" in result.output
     (found,) = json.loads(path.read_text())
     points = {(each["series"], each["ranks"]): each for each in found["as_it_is"]}
@@ -135,23 +128,13 @@ def test_forecasts_from_runs_have_gains_and_what_if_beside_what_is(runs, tmp_pat
     assert parallel["gain_percent"]["value"] > 50
     assert original["energy_j"]["low"] < original["energy_j"]["high"]
     assert found["points"][0]["time_s"]["value"] < original["time_s"]["value"]
-    assert {each["series"] for each in found["best"]} == {f"loader {name}" for name in LOADERS}
-    assert "Fitted phase by phase to 9 runs" in found["notes"][0]
 
 
 def test_runs_with_more_threads_than_cores_are_left_out(tmp_path):
     plant_lawful(tmp_path, (1, 2), 2, cores=2)
     plant_lawful(tmp_path, (4,), 2, cores=2, wait_s=200.0)
-    result = invoke("model", tmp_path, "--hold_out", "4", "-o", tmp_path / "model")
-    assert result.exit_code == 0, result.output
-    said = " ".join(result.output.split())
-    assert "Left out, with more threads on a node than cores: 4 runs on 4 ranks." in said
-    assert "Held out were" not in said
-    at = rows_of(tmp_path / "model/tables/nt3-strong-model-sizes.csv", "series", "ranks")
-    assert at["loader original", "4"]["measured (s)"] == ""
     (found,) = forecast_of(tmp_path)
     assert "4 runs on 4 ranks" in found["notes"][0]
-    assert "predicted on further nodes of its kind" in found["notes"][0]
     assert found["points"][0]["time_s"]["high"] < 60
     # A loader all of whose runs are left out has no forecast, and is named.
     plant_lawful(tmp_path / "threads", (1, 2), 2, ("parallel",))
@@ -169,15 +152,13 @@ SUMMIT = "forecast nt3 --machine summit --ranks 8"
     [
         ("forecast nt3 --ranks 8", "--machine summit"),
         ("forecast nt3 --ranks 8 --machine theta", "--machine theta"),
-        ("forecast p1b3 --ranks 8 --machine summit", "too little about p1b3"),
+        ("forecast p1b3 --ranks 8 --machine summit", "p1b3"),
         (f"{SUMMIT} --mode batch", "--mode"),
-        (f"{SUMMIT} --set x=1", "--set x=1"),
         (f"{SUMMIT} --comm c.json", "--comm"),
-        ("forecast p1b2 --ranks 8 --from RUNS", "no finished run of p1b2"),
+        ("forecast p1b2 --ranks 8 --from RUNS", "p1b2"),
         ("forecast nt3 --ranks 8 --from RUNS --machine nowhere", "nowhere"),
         ("model RUNS --comm missing.json", "--comm missing.json"),
-        ("model RUNS --hold_out 1,2,4", "all of its runs are held out"),
-        ("model missing", "missing"),
+        ("model RUNS --hold_out 1,2,4", "held out"),
     ],
 )
 def test_what_cannot_be_done_is_one_message(words, message, runs):
@@ -189,9 +170,7 @@ def test_what_cannot_be_done_is_one_message(words, message, runs):
 
 def test_runs_that_are_held_out_are_compared_and_not_used(runs, tmp_path):
     result = invoke("model", runs, "--hold_out", "4", "-o", tmp_path)
-    assert result.exit_code == 0, result.output
     assert "Held out were 6 runs on 4 ranks; of these, 6 are in the 90 %" in result.output
-    assert "Fitted phase by phase to 6 runs on 1 and 2 ranks" in result.output
     at = rows_of(tmp_path / "tables/nt3-strong-model-sizes.csv", "series", "ranks")
     four = at["loader original", "4"]
     assert (four["note"], float(four["extrapolation"])) == ("held out", 2)
@@ -208,7 +187,7 @@ def test_of_runs_that_are_held_out_the_phase_is_named_that_follows_another_law(t
     plant_lawful(tmp_path, (4,), loaders=("original",), wait_s=200.0)
     plant_lawful(tmp_path, (4,), 2, ("original",), epochs=16)
     result = invoke("model", tmp_path, "--hold_out", "4", "--json", tmp_path / "model.json")
-    assert "epochs 16: all of its runs are held out" in result.output
+    assert "epochs 16: all" in result.output
     (section,) = json.loads((tmp_path / "model.json").read_text())["sections"]
     held = {each["phase"]: each for each in section["held_out"]}
     assert (held["whole run"]["inside"], held["loading"]["inside"]) == (0, 3)
@@ -219,7 +198,6 @@ def test_of_runs_that_are_held_out_the_phase_is_named_that_follows_another_law(t
 
 def test_too_few_runs_are_named_with_their_series(tmp_path):
     plant_lawful(tmp_path, (2,), 1)
-    with pytest.raises(ModelError, match="loader original: a model takes at least 2 runs"):
+    with pytest.raises(ModelError, match="loader original: "):
         forecast_of(tmp_path)
-    plant(tmp_path, "p1b1", 1, status="failed")
-    assert "repeat the runs" in str(invoke("model", tmp_path).exception)
+    assert isinstance(invoke("model", tmp_path).exception, ModelError)

@@ -46,26 +46,21 @@ def written(tmp_path_factory):
 
 
 def test_the_command_writes_page_figures_and_tables(written):
+    """test_sections.py has what the tables show."""
     result, out = written
     assert result.exit_code == 0, result.output
     assert "bad/run.json: line 1: not JSON" in result.output
     assert result.output.endswith("index.html: 9 runs, 10 figures\n")
     names = (
-        "communication", "energy", "epochs", "improvement", "loaders", "parts", "performance",
-        "quality", "ranks", "scaling",
-    )  # fmt: skip
+        "communication energy epochs improvement loaders parts performance quality ranks scaling"
+    )
     assert {path.name for path in (out / "figures").iterdir()} == {
-        f"nt3-strong-{name}.{ending}" for name in names for ending in ("png", "svg")
+        f"nt3-strong-{name}.{ending}" for name in names.split() for ending in ("png", "svg")
     }
     for path in (out / "figures").glob("*.svg"):
         root = ET.fromstring(path.read_text())
         assert len(root.findall(".//{http://www.w3.org/2000/svg}text")) > 3
         assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_tables_are_files(written):
-    """test_sections.py has what they show."""
-    _, out = written
     first, second, *_ = rows_of(out / "tables/nt3-strong-times.csv")
     assert (first["series"], first["ranks"], first["runs"]) == ("loader original", "1", "2")
     assert float(first["data loading (s)"]) == pytest.approx(9.005)
@@ -80,9 +75,8 @@ def test_tables_are_files(written):
 def test_the_page_says_what_is_missing(written):
     _, out = written
     text = (out / "index.html").read_text()
-    for words in ("9 runs: 1 failed and 8 ok.", "1 record cannot be read", "Not drawn: "):
+    for words in ("9 runs: 1 failed and 8 ok.", "1 record cannot be read", "--batch_scaling"):
         assert words in text, words
-    assert "no runs differ in --batch_scaling" in text
     # Nothing that the paper's method gains stands beside another loader.
     assert "67.68 %" not in text
 
@@ -101,23 +95,18 @@ def test_failed_runs_alone_make_a_report(tmp_path):
     plant(tmp_path, "p1b1", 2, status="failed")
     result = invoke(tmp_path, "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    text = (tmp_path / "out/index.html").read_text()
-    assert "rank 0 died" in text
-    assert "nothing can be said" in text
+    assert "rank 0 died" in (tmp_path / "out/index.html").read_text()
 
 
 def test_errors_name_the_directory(tmp_path):
-    with_file = tmp_path / "file"
-    with_file.write_text("")
-    error = invoke(tmp_path, "-o", tmp_path / "out").exception
-    assert isinstance(error, RecordError)
-    assert f"{tmp_path}" in str(error)
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(RecordError, match=str(tmp_path)):
+        raise invoke(tmp_path, "-o", tmp_path / "out").exception
     plant(tmp_path, "nt3", 1)
-    for words in ((tmp_path, "-o", with_file / "out"), (with_file / "no", "-o", "x")):
-        error = invoke(*words).exception
-        assert isinstance(error, CandleError)
-        assert error.exit_code == 2
-        assert str(with_file) in str(error)
+    for words in ((tmp_path, "-o", file / "out"), (file / "no", "-o", "x")):
+        with pytest.raises(CandleError, match=str(file)):
+            raise invoke(*words).exception
 
 
 def test_a_table_is_csv_and_a_table_on_the_screen():

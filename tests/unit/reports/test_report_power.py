@@ -19,21 +19,11 @@ NUM_GPUS, NUM_NODES = 12, 2
 def gpus(power_w, total_s, **facts):
     """Returns a group of 12 GPUs whose powers average to power_w, from 11 W below to 11 W above."""
     watts = power_w + np.arange(-11.0, 12.0, 2.0)
-    return {
-        "kind": "measured",
-        "num_samples": 10,
-        "energy": Joules.over(watts * total_s).model_dump(),
-        "power": Watts.over(watts).model_dump(),
-        "label": "Tesla V100",
-        "domain": "gpu",
-        "source": "nvml",
-        "reading": "energy",
-        "resolution_s": 0.1,
-        "counted": True,
-        "num_devices": NUM_GPUS,
-        "nodes": (0, NUM_NODES - 1),
-        "phases": {},
-    } | facts
+    found = {"kind": "measured", "num_samples": 10, "power": Watts.over(watts).model_dump()}
+    found |= {"energy": Joules.over(watts * total_s).model_dump(), "phases": {}}
+    found |= {"label": "Tesla V100", "domain": "gpu", "source": "nvml", "reading": "energy"}
+    found |= {"resolution_s": 0.1, "counted": True}
+    return found | {"num_devices": NUM_GPUS, "nodes": (0, NUM_NODES - 1)} | facts
 
 
 def measured(record, power_w, **facts):
@@ -69,8 +59,7 @@ def test_power_and_energy_are_per_gpu_and_per_node_and_the_rate_is_named(experim
         assert float(row["mean power per node, gpu (W)"]) == 6 * power_w
         assert float(row["energy per node, gpu (J)"]) == pytest.approx(6 * power_w * total_s)
     assert not {"energy (J)", "mean power (W)"} & {*table.headings}
-    notes = " ".join(table.notes)
-    assert all(word in notes for word in ("at 1 Hz", "nvidia-smi", "Theta"))
+    assert "at 1 Hz" in " ".join(table.notes)
 
 
 def test_the_change_of_power_stands_beside_that_of_energy(experiment):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,17 @@ FACT = re.compile(
 LOAD_S = {"original": 20.0, "chunked": 10.0, "parallel": 1.0}
 STUDY = {"counts": [1, 2, 4], "seeds": 3, "epochs": 32}
 WEAK = {"counts": [1, 2], "seeds": 3, "epochs_scaling": "weak"}
+OF_GROUPS = {
+    "study",
+    "weak",
+    "counts",
+    "seeds",
+    "variants",
+    "changes",
+    "benchmark",
+    "cores",
+    "loads_s",
+}
 
 
 def plain(value):
@@ -49,7 +61,7 @@ def plain(value):
 def records_of(group):
     """Yields the records of a group, as the file of sets describes it."""
     group = (STUDY if "study" in group else WEAK if "weak" in group else {}) | plain(group)
-    own = {
+    own = [
         "study",
         "weak",
         "counts",
@@ -59,7 +71,7 @@ def records_of(group):
         "benchmark",
         "cores",
         "loads_s",
-    }
+    ]
     facts = {name: value for name, value in group.items() if name not in own}
     changes = group.get("changes", {})
     if "cores" in group:
@@ -95,12 +107,11 @@ def series_of(experiment):
 
 
 def findings_on(experiment):
-    for finding in find(experiment):
-        texts = {
-            kind: getattr(finding, kind) for kind in ("sentences", "inconclusive", "published")
-        }
-        for kind, found in (texts | {"missing": [finding.missing]}).items():
-            yield from (f"{finding.rule.title}, {kind}: {facts_of(text)}" for text in found if text)
+    kinds = ("sentences", "inconclusive", "published", "missing")
+    for finding, kind in product(find(experiment), kinds):
+        texts = getattr(finding, kind)
+        for text in filter(None, [texts] if kind == "missing" else texts):
+            yield f"{finding.rule.title}, {kind}: {facts_of(text)}"
 
 
 def table_of(experiment, slug):
