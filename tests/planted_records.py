@@ -13,32 +13,15 @@ from candle_p1.reports.frame import Run
 from candle_p1.scaling import ScalingPlan
 
 PARAMETERS = {
-    "rng_seed": 0,
-    "output_dir": "output",
-    "epochs": 48,
-    "batch_size": 20,
-    "learning_rate": 0.001,
-    "loader": "parallel",
-    "kernels": "fast",
-    "epochs_scaling": None,
-    "batch_scaling": "none",
-    "lr_scaling": "linear",
-    "data_parallel": "epoch",
-    "size": "small",
-    "data_seed": 2019,
-    "power": "auto",
-    "timeline": None,
+    **{"rng_seed": 0, "output_dir": "output", "epochs": 48, "batch_size": 20},
+    **{"learning_rate": 0.001, "loader": "parallel", "kernels": "fast", "epochs_scaling": None},
+    **{"batch_scaling": "none", "lr_scaling": "linear", "data_parallel": "epoch"},
+    **{"size": "small", "data_seed": 2019, "power": "auto", "timeline": None},
 }
 ENVIRONMENT = {
-    "python": "3.11.7",
-    "packages": {"candle-p1": "0.1.0", "keras": "3.15.1"},
-    "system": "Linux",
-    "host": "vm",
-    "cpu": "AMD EPYC",
-    "num_cores": 2,
-    "memory_bytes": 24 * 2**30,
-    "settings": {},
-    "source": {"commit": "0123456789abcdef", "modified": False},
+    **{"python": "3.11.7", "packages": {"candle-p1": "0.1.0", "keras": "3.15.1"}},
+    **{"system": "Linux", "host": "vm", "cpu": "AMD EPYC", "num_cores": 2, "settings": {}},
+    **{"memory_bytes": 24 * 2**30, "source": {"commit": "0123456789abcdef", "modified": False}},
 }
 SCALED = (
     "epochs", "batch_size", "learning_rate", "epochs_scaling", "batch_scaling", "lr_scaling",
@@ -83,12 +66,8 @@ def _sections(
     load_s = max(loads_s)
     started = datetime(2026, 1, 1, tzinfo=timezone.utc) + timedelta(minutes=next(_started))
     record = {
-        "schema_version": 3,
-        "status": status,
-        "benchmark": benchmark,
-        "started": started.isoformat(),
-        "num_ranks": num_ranks,
-        "num_nodes": 1,
+        **{"schema_version": 3, "status": status, "benchmark": benchmark},
+        **{"started": started.isoformat(), "num_ranks": num_ranks, "num_nodes": 1},
         "launcher": "mpirun" if num_ranks > 1 else "none",
         "parameters": {name: {"value": v, "origin": "flag"} for name, v in values.items()},
     }
@@ -97,72 +76,46 @@ def _sections(
     record["ended"] = (started + timedelta(seconds=30)).isoformat()
     if status != "ok":
         return record | {"failure": {"reason": "rank 0 died", "rank": 0, "phase": "train"}}
-    plan = ScalingPlan.make(
-        num_ranks=num_ranks,
-        num_samples=10**9,
-        max_steps=EPOCH_STEPS,
-        **{name: values[name] for name in SCALED},
-    )
+    scaled = {name: values[name] for name in SCALED}
+    limits = {"num_samples": 10**9, "max_steps": EPOCH_STEPS}
+    plan = ScalingPlan.make(num_ranks=num_ranks, **limits, **scaled)
     epochs_per_rank = epochs_per_rank or plan.epochs_per_rank
     train_s = epochs_per_rank * epoch_s + first_step_s
-    waited = {"communication": _spread(communication_s, num_ranks)} if num_ranks > 1 else {}
     wait_begin_s = startup_s + load_s
+    waited = {"communication": _spread(communication_s, num_ranks)} if num_ranks > 1 else {}
     wait = _phase(wait_begin_s, wait_s, num_ranks)
-    phases = {
-        "startup": _phase(0.0, startup_s, num_ranks),
-        "load": _phase(startup_s, loads_s, num_ranks),
-        "broadcast": _phase(wait_begin_s, wait_s, num_ranks, regions={"wait": wait}),
-        "train": _phase(wait_begin_s + wait_s, train_s, num_ranks, **waited),
+    total_s = wait_begin_s + wait_s + train_s
+    useful = (total_s - communication_s - wait_s) / total_s
+    rank = {"host": "vm", "node": 0, "num_cores": 2, "threads": threads, "device": device}
+    files = {
+        role: {"path": f"{role}.csv", "file_bytes": size, "load": _spread(s, num_ranks)}
+        for role, size, s in (("train", 4 * 10**6, 0.8 * load_s), ("test", 10**6, 0.2 * load_s))
     }
-    total_s = startup_s + load_s + wait_s + train_s
-    useful_s = total_s - communication_s - wait_s
-    metrics = dict(trained or {})
+    epochs = [
+        _epoch(i, epoch_s, first_step_s if i == 0 else None, dict(trained or {}), num_ranks)
+        for i in range(epochs_per_rank)
+    ]
+    averaged = {"backend": engine, "settings": exchange or {}}
     return record | {
-        "ranks": [
-            {
-                "rank": rank,
-                "host": "vm",
-                "node": 0,
-                "local_rank": rank,
-                "num_cores": 2,
-                "threads": threads,
-                "device": device,
-            }
-            for rank in range(num_ranks)
-        ],
-        "data": {
-            "synthetic": True,
-            "loader": values["loader"],
-            "files": {
-                role: {
-                    "path": f"{role}.csv",
-                    "file_bytes": file_bytes,
-                    "load": _spread(share * load_s, num_ranks),
-                }
-                for role, file_bytes, share in (("train", 4_000_000, 0.8), ("test", 1_000_000, 0.2))
-            },
-        },
+        "ranks": [rank | {"rank": i, "local_rank": i} for i in range(num_ranks)],
+        "data": {"synthetic": True, "loader": values["loader"], "files": files},
         "plan": plan.model_dump() | {"epochs_per_rank": epochs_per_rank},
         "model": {"num_parameters": 1000, "optimizer": "sgd"}
         | ({} if jit_compile is None else {"jit_compile": jit_compile}),
-        "distributed": {"backend": engine, "settings": exchange or {}}
-        if num_ranks > 1
-        else {"backend": "serial"},
-        "phases": phases,
+        "distributed": averaged if num_ranks > 1 else {"backend": "serial"},
+        "phases": {
+            "startup": _phase(0.0, startup_s, num_ranks),
+            "load": _phase(startup_s, loads_s, num_ranks),
+            "broadcast": _phase(wait_begin_s, wait_s, num_ranks, regions={"wait": wait}),
+            "train": _phase(wait_begin_s + wait_s, train_s, num_ranks, **waited),
+        },
         "total_s": total_s,
-        "training": {
-            "epochs": [
-                _epoch(i, epoch_s, first_step_s if i == 0 else None, metrics, num_ranks)
-                for i in range(epochs_per_rank)
-            ],
-            "samples_per_s": num_ranks * 200 / epoch_s,
-        }
+        "training": {"epochs": epochs, "samples_per_s": num_ranks * 200 / epoch_s}
         | (training or {}),
         "communication": {},
         "efficiency": {
-            "load_balance": 1.0,
-            "communication_efficiency": useful_s / total_s,
-            "parallel_efficiency": useful_s / total_s,
+            **{"load_balance": 1.0, "communication_efficiency": useful},
+            "parallel_efficiency": useful,
         },
         "quality": {
             name: {"value": value} | ({"naive": naive[name]} if naive and name in naive else {})
@@ -211,21 +164,12 @@ def plant(directory, *args, **kwargs):
 
 def plant_study(directory, repeats, counts, **kwargs):
     """Writes records of NT3 with a slow and a fast loader, with all figures of merit."""
+    merits = {"quality": {"accuracy": 0.9}, "naive": {"accuracy": 0.5}, "energy_j": 50.0}
+    merits |= {"trained": {"accuracy": 0.95}}
     for repeat, num_ranks in itertools.product(range(repeats), counts):
         for loader, load_s in (("original", 9.0), ("parallel", 1.0)):
-            plant(
-                directory,
-                "nt3",
-                num_ranks,
-                loader=loader,
-                load_s=load_s + 0.01 * repeat,
-                rng_seed=repeat,
-                quality={"accuracy": 0.9},
-                naive={"accuracy": 0.5},
-                trained={"accuracy": 0.95},
-                energy_j=50.0,
-                **kwargs,
-            )
+            facts = {"loader": loader, "load_s": load_s + 0.01 * repeat, "rng_seed": repeat}
+            plant(directory, "nt3", num_ranks, **facts, **merits, **kwargs)
 
 
 def _spread(seconds, num_ranks):
@@ -244,29 +188,17 @@ def _epoch(i, epoch_s, first_step_s, metrics, num_ranks):
     if first_step_s is not None:
         steps["first"] = _spread(first_step_s, num_ranks)
         seconds = epoch_s * (EPOCH_STEPS - 1) / EPOCH_STEPS + first_step_s
-    return {
-        "epoch": i + 1,
-        "train": _spread(seconds, num_ranks),
-        "steps": steps,
-        "metrics": metrics,
-    }
+    train = _spread(seconds, num_ranks)
+    return {"epoch": i + 1, "train": train, "steps": steps, "metrics": metrics}
 
 
 def _energy(energy_j, total_s):
     if energy_j is None:
         return {"kind": "absent", "reason": "no sensor"}
     return {
-        "kind": "measured",
-        "total_j": energy_j,
-        "total_s": total_s,
-        "mean_w": energy_j / total_s,
-        "covers": ["gpu"],
-        "phases": {},
-        "devices": [],
-        "absent": [],
-        "power_hz": 10.0,
-        "notes": [],
-        "traces": [],
+        **{"kind": "measured", "total_j": energy_j, "total_s": total_s, "covers": ["gpu"]},
+        **{"mean_w": energy_j / total_s, "power_hz": 10.0, "phases": {}},
+        **{"devices": [], "absent": [], "notes": [], "traces": []},
     }
 
 

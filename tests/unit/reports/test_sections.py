@@ -38,17 +38,6 @@ FACT = re.compile(
 LOAD_S = {"original": 20.0, "chunked": 10.0, "parallel": 1.0}
 STUDY = {"counts": [1, 2, 4], "seeds": 3, "epochs": 32}
 WEAK = {"counts": [1, 2], "seeds": 3, "epochs_scaling": "weak"}
-OF_GROUPS = {
-    "study",
-    "weak",
-    "counts",
-    "seeds",
-    "variants",
-    "changes",
-    "benchmark",
-    "cores",
-    "loads_s",
-}
 
 
 def plain(value):
@@ -60,32 +49,21 @@ def plain(value):
 
 def records_of(group):
     """Yields the records of a group, as the file of sets describes it."""
-    group = (STUDY if "study" in group else WEAK if "weak" in group else {}) | plain(group)
-    own = [
-        "study",
-        "weak",
-        "counts",
-        "seeds",
-        "variants",
-        "changes",
-        "benchmark",
-        "cores",
-        "loads_s",
-    ]
-    facts = {name: value for name, value in group.items() if name not in own}
-    changes = group.get("changes", {})
-    if "cores" in group:
-        changes = changes | {"environment.node_cores": group["cores"]}
-    loads_s = group.get("loads_s", [])
-    for num_ranks in group.get("counts", [2]):
-        for variant in map(plain, group.get("variants", [{}])):
-            if isinstance(variant, str):
-                variant = {"loader": variant, "load_s": LOAD_S[variant]}
-            for seed in range(len(loads_s) or group.get("seeds", 1)):
-                more = {"rng_seed": seed} | facts | variant
-                more |= {"load_s": loads_s[seed]} if loads_s else {}
-                record = planted_record(group.get("benchmark", "nt3"), num_ranks, **more)
-                yield changed(record, changes) if changes else record
+    facts = plain(group)
+    facts = (STUDY if facts.pop("study", 0) else WEAK if facts.pop("weak", 0) else {}) | facts
+    benchmark, counts = facts.pop("benchmark", "nt3"), facts.pop("counts", [2])
+    seeds, loads_s = facts.pop("seeds", 1), facts.pop("loads_s", [])
+    variants, changes = facts.pop("variants", [{}]), facts.pop("changes", {})
+    if cores := facts.pop("cores", None):
+        changes = changes | {"environment.node_cores": cores}
+    for num_ranks, variant in product(counts, map(plain, variants)):
+        if isinstance(variant, str):
+            variant = {"loader": variant, "load_s": LOAD_S[variant]}
+        for seed in range(len(loads_s) or seeds):
+            more = {"rng_seed": seed} | facts | variant
+            more |= {"load_s": loads_s[seed]} if loads_s else {}
+            record = planted_record(benchmark, num_ranks, **more)
+            yield changed(record, changes) if changes else record
 
 
 def rounded(text):
