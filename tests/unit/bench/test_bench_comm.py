@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 
 import pytest
 
@@ -10,7 +9,6 @@ from candle_p1.bench.comm import Comm
 from candle_p1.bench.comm_task import GRADIENT_BYTES, CommTask
 from candle_p1.bench.task import OtherEnvironment
 from candle_p1.bench.transports import ALLREDUCE, STREAM, Call
-from candle_p1.benchmark import find_benchmark
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import DistributedError, ParameterError
 from candle_p1.modelling.communication import measured_for
@@ -34,25 +32,6 @@ def test_wrong_options_are_refused(options, message):
         Comm(transport="mpi", **options).jobs()
     task = Comm(operations="broadcast, allreduce").task("mpi")
     assert task.operations == ["allreduce", "broadcast"]  # in their own order
-
-
-def test_gradients_are_those_of_the_default_networks():
-    def dense(*widths):
-        return sum(a * b + b for a, b in pairwise(widths))
-
-    params = {n: find_benchmark(n).read_parameters([]) for n in ("nt3", "p1b1", "p1b2", "p1b3")}
-    layers = {name: each["dense"] for name, each in params.items()}
-    assert (params["nt3"]["conv"], params["nt3"]["pool"]) == ([128, 20, 1, 128, 10, 1], [1, 10])
-    length = (60_483 - 20 + 1 - 10 + 1) // 10
-    convolutions = 128 * 20 + 128 + 128 * 10 * 128 + 128
-    encoder, latent = layers["p1b1"], params["p1b1"]["latent_dim"]
-    numbers = {
-        "NT3": convolutions + dense(128 * length, *layers["nt3"], 2),
-        "P1B1": dense(60_483, *encoder, latent, *encoder[::-1], 60_483),
-        "P1B2": dense(28_204, *layers["p1b2"], 10),
-        "P1B3": dense(29_532, *layers["p1b3"], 1),
-    }
-    assert {name: 4 * number for name, number in numbers.items()} == GRADIENT_BYTES
 
 
 def point(transport, operation, num_bytes, **facts):

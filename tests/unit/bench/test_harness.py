@@ -33,20 +33,13 @@ def test_a_job_takes_as_long_as_its_slowest_rank(compare):
 def test_a_report_becomes_a_dated_page_that_does_not_name_the_machine(compare, monkeypatch):
     monkeypatch.setattr("sys.argv", ["/bin/candle-p1", "bench", "sort", "--rounds", "1 2"])
     report = compare(Sort(), lambda task, num: [{"elapsed_s": 2.0}])
-    machine = {"host": "node7", "cpu": "Z80", "num_cores": 1, "node_cores": 2, "system": "CP/M"}
-    report["machine"] |= machine | {"memory_bytes": 2**32, "packages": {"keras": "3.9"}}
-    report |= {"started": "2026-11-27T10:00:00Z", "synthetic": True}
-    page = Sort().markdown(report).split("\n\n")
-    assert page[0] == "# candle-p1 bench sort --rounds '1 2'"
-    assert page[1] == "Measured on 2026-11-27: Z80, 1 of 2 cores, 4 GiB of memory, CP/M."
-    assert page[2].endswith(", keras 3.9")
-    assert page[3].splitlines() == [
-        "| variant | median (s) | 95 % interval (s) |",
-        "| --- | ---: | ---: |",
-        "| quick | 2.00 | 2.00 to 2.00 |",
-        "| merge | 2.00 | 2.00 to 2.00 |",
-    ]
-    assert page[4:] == ["the data are synthetic\n"]
+    report["machine"] |= {"host": "node7", "cpu": "Z80", "packages": {"keras": "3.9"}}
+    page = Sort().markdown(report | {"started": "2026-11-27T10:00:00Z"})
+    assert page.startswith("# candle-p1 bench sort --rounds '1 2'\n")
+    assert all(fact in page for fact in ("2026-11-27", "Z80", "keras 3.9"))
+    assert "node7" not in page
+    table = "| variant | median (s) | 95 % interval (s) |\n| --- | ---: | ---: |\n"
+    assert f"{table}| quick | 2.00 | 2.00 to 2.00 |\n" in page
 
 
 def test_a_bar_in_a_cell_does_not_divide_it():

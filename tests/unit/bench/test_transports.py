@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from candle_p1.bench import comm_task, transports
 from candle_p1.bench.comm import choose_transports
-from candle_p1.bench.transports import OPERATIONS, TRANSPORTS
+from candle_p1.bench.transports import OPERATIONS
 from candle_p1.errors import ParameterError
 
 ALLREDUCES = ("allreduce", "allreduce_of_16")
@@ -21,9 +21,6 @@ def test_operations_are_those_of_nccl_tests():
     factors = dict.fromkeys(OPERATIONS, 1) | dict.fromkeys(ALLREDUCES, 1.5)
     factors |= {"allgather": 0.75, "reduce_scatter": 0.75}
     assert {name: kind.bus_factor(4) for name, kind in OPERATIONS.items()} == factors
-    for kind in TRANSPORTS.values():
-        assert {"allreduce"} <= set(kind(None).operations) <= set(OPERATIONS)
-    assert {*TRANSPORTS["horovod_paper"].variables.values()} == {"5", "67108864"}
 
 
 def computed(operation, values, rank):

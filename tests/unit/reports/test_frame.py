@@ -35,17 +35,6 @@ def test_every_record_is_found_once_and_invalid_ones_are_reported(tmp_path):
     assert str(bad) not in reason
 
 
-def test_times_are_those_of_the_slowest_rank_and_epochs_exclude_the_first_step():
-    facts = {"num_ranks": 2, "load_s": 3.0, "epoch_s": 1.5, "first_step_s": 9.0, "epochs": 8}
-    run = run_of(**facts, changes={"phases.load.max_s": 4.0})
-    assert run["phase_load_s"] == 4.0
-    assert run["epoch_s"] == pytest.approx(1.5)
-    assert run["first_step_s"] == 9.0
-    assert run["epochs_per_rank"] == 4
-    assert run["phase_train_s"] == 4 * 1.5 + 9.0
-    assert run_of(epochs=1, changes={"training.epochs.0.steps.num": 1})["epoch_s"] is None
-
-
 @pytest.mark.parametrize("is_logged", [True, False])
 def test_the_parts_of_a_run_add_up_to_its_total(is_logged):
     """Unmeasured communication is one part with training."""

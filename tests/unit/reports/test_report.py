@@ -6,28 +6,19 @@ import csv
 import io
 import xml.etree.ElementTree as ET
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from candle_p1 import cli
 from candle_p1.errors import CandleError, RecordError
-from candle_p1.reports.frame import Run, Runs
 from candle_p1.reports.render import ReportTable, Section, Statement, render_page
-from candle_p1.reports.report import make_report
 from candle_p1.reports.statistics import estimate_median
-from tests.planted_records import plant, plant_study, planted_record
+from tests.planted_records import plant, plant_study
 
 
 def invoke(*words):
     return CliRunner().invoke(cli.cli, ["report", *(str(word) for word in words)])
-
-
-def sections_of(*records):
-    runs = tuple(Run(Path(f"{i}.json"), record) for i, record in enumerate(records))
-    page, _ = make_report(Runs(runs, {}))
-    return page.all_sections
 
 
 def rows_of(path):
@@ -131,22 +122,3 @@ def test_a_page_shows_each_thing_once_and_escapes_it():
         assert text.count(words) == 1, words
     assert '<p class="published">published (X): 1</p>' in text
     assert text.count('id="s"') == 1
-
-
-def test_diverged_models_other_benchmarks_and_perturbed_runs_are_reported():
-    records = [
-        planted_record("p1b1", num, epochs=4, rng_seed=seed, quality={"loss": None})
-        for num in (1, 2)
-        for seed in (0, 1)
-    ]
-    records += [
-        planted_record("tc1", 1, epochs=4, quality={"r2": 0.5}),
-        planted_record(training={"traced": True, "profiled": True}),
-    ]
-    sections = {each.slug: each for each in sections_of(*records)}
-    assert any("4 runs diverged" in note for note in sections["p1b1-strong"].notes)
-    assert "Quality against ranks" in dict(sections["p1b1-strong"].missing)
-    tables = [table for section in sections.values() for table in section.tables]
-    assert any("test r2" in table.headings for table in tables)
-    remarks = [row[-1] for row in sections["runs"].tables[0].rows]
-    assert remarks == [""] * 5 + ["traced by Horovod's timeline and profiled"]

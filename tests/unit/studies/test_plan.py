@@ -130,13 +130,3 @@ def test_the_ready_made_studies_cover_the_papers_sweeps():
     figures = {f"Figure {i}" for i in (3, *range(6, 22))}
     assert shown >= figures | {f"Table {i}" for i in (2, 3, 4, 5, 6)}
     assert set(READY) >= {(name, size) for name in list_studies() for size in ("small", "paper")}
-
-
-@pytest.mark.parametrize(
-    ("name", "most", "epochs"),
-    [("strong-nt3", 384, 1), ("batch-p1b3", 384, 1), ("strong-p1b1", 96, 4), ("weak-nt3", 3072, 8)],
-)
-def test_studies_have_the_papers_sizes(name, most, epochs, tmp_path):
-    runs = make_plan(find_study(name), Choice(size="paper"), tmp_path).runs
-    assert max(run.num_ranks for run in runs) == most
-    assert {run.epochs_per_rank for run in runs if run.num_ranks == most} == {epochs}
