@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from candle_p1.bench import node_state
-from candle_p1.bench.load import _bytes_read
 from candle_p1.bench.node_state import MemorySampler, prepare_files, resident_share
 from candle_p1.errors import SetupError
 
@@ -37,21 +36,6 @@ def test_the_sampler_counts_allocated_memory_and_not_mapped_files(tmp_path):
     assert held.all()
     assert 30 * MIB < samples[-1][1] - samples[0][1] < 40 * MIB
     assert samples == sorted(samples)
-
-
-def test_bytes_that_are_read_are_counted_and_those_of_mapped_files_are_not(tmp_path):
-    file = tmp_path / "file"
-    file.write_bytes(bytes(3 * MIB))
-    with file.open("rb", buffering=0) as opened:
-        before = _bytes_read()
-        assert len(opened.read()) == 3 * MIB
-        between = _bytes_read()
-        with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            assert sum(mapped[::4096]) == 0
-        after = _bytes_read()
-    assert 3 * MIB <= between["bytes_read"] - before["bytes_read"] < 3.1 * MIB
-    assert after["bytes_read"] - between["bytes_read"] < 0.1 * MIB
-    assert after["storage_bytes_read"] >= before["storage_bytes_read"]
 
 
 def test_a_file_that_has_been_read_is_in_the_file_cache(tmp_path):

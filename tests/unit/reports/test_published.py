@@ -8,12 +8,7 @@ import pytest
 
 from candle_p1.parameters.parameter import Origin
 from candle_p1.parameters.parameter_file import read_any, read_entries
-from candle_p1.reports.published import (
-    all_published,
-    content,
-    number_words,
-    published,
-)
+from candle_p1.reports.published import all_published, content, number_words, published
 from tests.candle import CANDLE
 
 BENCHMARKS = ("nt3", "p1b1", "p1b2", "p1b3")
