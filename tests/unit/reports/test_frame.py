@@ -35,6 +35,10 @@ def test_every_record_is_found_once_and_invalid_ones_are_reported(tmp_path):
     assert str(bad) not in reason
 
 
+def test_times_are_those_of_the_slowest_rank():
+    assert run_of(num_ranks=2, load_s=[3.0, 4.0])["phase_load_s"] == 4.0
+
+
 @pytest.mark.parametrize("is_logged", [True, False])
 def test_the_parts_of_a_run_add_up_to_its_total(is_logged):
     """Unmeasured communication is one part with training."""
