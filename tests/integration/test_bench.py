@@ -143,7 +143,7 @@ def test_without_a_gpu_there_is_one_message(execute, tmp_path):
 
 @pytest.mark.jax_engine
 def test_every_precision_is_measured(bench):
-    argv = ["p1b2", "--device", "cpu", "--size", "small", "--seconds", "0"]
+    argv = ["p1b2", "--device", "cpu", "--size", "small", "--seconds", "0", "--rounds", "1"]
     report, output = bench("gpu", *argv)
     assert "MEASURED ON CPUs" in output
     assert min(report["device"]["flops_per_s"].values()) > 0
@@ -151,9 +151,8 @@ def test_every_precision_is_measured(bench):
     kinds = ("candle_p1", "plain Keras")
     assert found == [(name, kind) for name in ("float32", "tf32", "bfloat16") for kind in kinds]
     for result in report["results"]:
-        assert len(result["blocks_s"]) >= 6  # three of each round
+        assert len(result["blocks_s"]) >= 3
         assert result["cold_start_s"] > result["first_steps_s"][0] > 0
-        assert result["warm_start_s"] > result["first_steps_s"][1] > 0
         assert result["bound_s"] > 0
         assert result["no_energy"]
 
