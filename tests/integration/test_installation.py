@@ -30,11 +30,10 @@ def test_every_benchmark_trains_on_two_ranks(trained, name):
 @pytest.mark.parallel
 def test_a_rank_that_is_killed_ends_the_job_and_is_named(start, succeed, mpirun, tmp_path):
     succeed([*CANDLE_P1, "data", "make", "nt3", "--size", "small", "--out", "made"])
-    flags = "--data_dir made --conv 8 20 1 --pool 10 --dense 16 --output_dir . --run_id killed"
+    flags = "--data_dir made --conv 8 20 1 --pool 10 --dense 16 --output_dir ."
     flags += " --epochs 2000 --epochs_scaling weak"
     job = start([*CANDLE_P1, "run", "nt3", "--np", 2, "--", *flags.split()])
-    directory = tmp_path / "EXP000/killed"
-    table = directory / "history.csv"
+    table = tmp_path / "history.csv"
     # Its second line is written after an epoch, in which both ranks have trained.
     wait_until(lambda: table.exists() and table.read_text().count("\n") > 1, 120, job)
     family = psutil.Process(job.pid).children(recursive=True)
@@ -45,7 +44,7 @@ def test_a_rank_that_is_killed_ends_the_job_and_is_named(start, succeed, mpirun,
     code, output = await_end(job, 60)
     assert code != 0
     wait_until(lambda: not any(process.is_running() for process in family), 30)
-    record = read_record(directory / "run.json")
+    record = read_record(tmp_path / "run.json")
     assert record["status"] == "failed"
     failure = record["failure"]
     assert (failure["rank"], failure["pid"], failure["phase"]) == (1, victim.pid, "train")
