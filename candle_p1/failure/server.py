@@ -332,8 +332,6 @@ def _is_gone(process: psutil.Process) -> bool:
         return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
-    except psutil.Error:
-        return False
 
 
 def complete(path: Path, reason: str, steps: int, delay_s: float) -> None:

@@ -68,12 +68,8 @@ class RunSignals:
             self._can_save = False
             self._say_whether(False)
 
-    def asks_to_save(self, number: int) -> bool:
-        """Whether this rank saves and ends by itself after this signal."""
-        return number in SAVE_SIGNALS and (self._can_save or self.save_signal is not None)
-
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asks_to_save(number):
+        if number in SAVE_SIGNALS and (self._can_save or self.save_signal):
             self.save_signal = self.save_signal or number
             return  # the server limits how long this takes
         if number != signal.SIGINT:
