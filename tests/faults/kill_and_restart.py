@@ -19,6 +19,8 @@ import os
 import random
 import re
 import sys
+import tempfile
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +38,7 @@ from candle_p1.checkpoints.root import CheckpointRoot
 from candle_p1.datasets.synthetic import ensure
 from candle_p1.errors import CheckpointError
 from tests.faults.processes import LIMIT_S, STARTERS, StartedRun, fault_test
-from tests.faults.unkilled_run import EVERY_S, EVERY_STEPS, MODELS, TRAINING_S, Command, References
+from tests.faults.unkilled_run import EVERY_S, EVERY_STEPS, MODELS, TRAINING_S, Command, Reference
 
 KILLS_PER_RUN = 5
 CONFIGURATIONS = {
@@ -128,10 +130,9 @@ def draw(num_kills: int, seed: int, engine: str = "auto") -> list[KilledRun]:
 class Killer:
     """Executes a KilledRun in a directory, which is made, and compares its end with a reference."""
 
-    def __init__(self, run: KilledRun, directory: Path, references: References) -> None:
-        self.run, self._directory = run, directory
+    def __init__(self, run: KilledRun, directory: Path, reference: Reference) -> None:
+        self.run, self._directory, self._reference = run, directory, reference
         self._root = CheckpointRoot(directory / "run/ckpts")
-        self._reference = references.of(run.command)
         self._left: set[str] = set()  # unfinished checkpoints that were there before this start
         self._ranks: list[psutil.Process] = []
         self._shared: set[Path] = set()  # what this start has in /dev/shm
@@ -310,19 +311,23 @@ def execute_all(
     """Kills so often that enough kills count: further runs replace those that came too late."""
     for name in MODELS:
         ensure(find_benchmark(name).recipe, "small", 2019)
-    references = References(directory)
+    references: dict[Command, Reference] = {}
+    lock = threading.Lock()
+
+    def execute(run: KilledRun) -> KilledRun:
+        command = run.command
+        with lock:
+            if command not in references:
+                references[command] = Reference(command, directory / f"of-{len(references)}")
+        where = Path(tempfile.mkdtemp(prefix=f"{run.number}-", dir=directory)) / "killed"
+        return Killer(run, where, references[command]).execute()
+
     done: list[KilledRun] = []
     with ThreadPoolExecutor(num_jobs) as pool:
         for attempt in range(MAX_ATTEMPTS):
-            missing = num_kills - len(kills_of(done))
-            if missing <= 0:
-                break
-
-            def execute(run: KilledRun, attempt: int = attempt) -> KilledRun:
-                where = directory / f"{attempt}-{run.number}"
-                return Killer(run, where, references).execute()
-
-            for run in pool.map(execute, draw(missing, seed + attempt, engine)):
+            for run in pool.map(
+                execute, draw(num_kills - len(kills_of(done)), seed + attempt, engine)
+            ):
                 print(run, flush=True)
                 done.append(run)
     return done

@@ -94,7 +94,9 @@ class FaultyRun:
         self._run = StartedRun("nt3", fault.starter, NUM_RANKS, self._flags, self._directory)
         try:
             had_record = self._send_signal(start)
-            self._await_end()
+            fault.ended_s = self._run.await_end(LIMIT_S, self._read_record)
+            if fault.ended_s is None:
+                fault.problems.append(f"still running after {LIMIT_S:g} s: {self._run.left()}")
             self._judge(had_record)
         finally:
             self._run.clear()
@@ -136,15 +138,9 @@ class FaultyRun:
         victim.send_signal(signal.Signals[f"SIG{fault.signal}"])
         return had_record
 
-    def _await_end(self) -> None:
-        fault = self.fault
-        fault.ended_s = self._run.await_end(LIMIT_S, self._read_record)
-        fault.code = self._run.launcher.poll()
-        if fault.ended_s is None:
-            fault.problems.append(f"still running after {LIMIT_S:g} s: {self._run.left()}")
-
     def _judge(self, had_record: bool) -> None:
         fault = self.fault
+        fault.code = self._run.launcher.poll()
         if fault.code == 0:
             fault.problems.append("the exit code is 0")
         record = self._read_record()
@@ -189,20 +185,18 @@ def main() -> None:
 
 
 def _summary(faults: list[Fault]) -> str:
-    """Returns a table of signals and victims, with the longest time until all had gone."""
-    lines = [f"{'':6}" + "".join(f"{victim:>22}" for victim in VICTIMS)]
-    for name in SIGNALS:
-        line = f"{name:6}"
-        for victim in VICTIMS:
-            here = [each for each in faults if (each.signal, each.victim) == (name, victim)]
-            passed = sum(not each.problems for each in here)
-            longest_s = max((each.ended_s or LIMIT_S for each in here), default=0)
-            line += f"{f'{passed} of {len(here)}, {longest_s:.1f} s':>22}"
-        lines.append(line)
-    statuses = sorted(Counter(each.status for each in faults).items())
-    passed = sum(not each.problems for each in faults)
-    records = ", ".join(f"{count} {status}" for status, count in statuses)
-    return "\n".join([*lines, f"{passed} of {len(faults)} passed; records: {records}"])
+    """Returns how many passed, by victim and signal, and how long the longest took to end."""
+    drawn = Counter((each.victim, each.signal) for each in faults)
+    passed = Counter((each.victim, each.signal) for each in faults if not each.problems)
+    lines = [
+        f"{each[1]:4} to {each[0]:8}: {passed[each]} of {drawn[each]}" for each in sorted(drawn)
+    ]
+    longest_s = max(each.ended_s or LIMIT_S for each in faults)
+    statuses = ", ".join(
+        f"{num} {of}" for of, num in Counter(each.status for each in faults).items()
+    )
+    total = f"{passed.total()} of {len(faults)} passed, gone after {longest_s:.1f} s at most"
+    return "\n".join([*lines, f"{total}; records: {statuses}"])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -101,19 +100,3 @@ def write_s(checkpoint: Path) -> float:
 def equal(one: np.ndarray, other: np.ndarray) -> bool:
     """Returns whether two arrays have the same bits."""
     return one.dtype == other.dtype and one.tobytes() == other.tobytes()
-
-
-class References:
-    """The references, each trained when it is first needed."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory, self._lock = directory, threading.Lock()
-        self._found: dict[Command, Reference] = {}
-
-    def of(self, command: Command) -> Reference:
-        """Returns the reference for a command."""
-        with self._lock:
-            if command not in self._found:
-                directory = self._directory / f"reference-{len(self._found)}"
-                self._found[command] = Reference(command, directory)
-            return self._found[command]

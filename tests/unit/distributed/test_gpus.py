@@ -22,7 +22,6 @@ SLURM = "SLURM_GPUS_ON_NODE"
     ("indices", "environ", "asked"),
     [
         (None, {PER_NODE: "4"}, (4, f"{PER_NODE}=4")),
-        (None, {SLURM: "8"}, (8, f"{SLURM}=8")),
         (None, {PER_NODE: "2", SLURM: "8"}, (2, f"{PER_NODE}=2")),
         ([0, 2], {PER_NODE: "0"}, (3, "--gpus 0 2")),
         (None, {}, None),
@@ -88,8 +87,8 @@ NAMED = "the job asked for GPUs (X=2), and ranks find none on "
 @pytest.mark.parametrize(
     ("have", "asked", "message"),
     [
-        ([1, 1, 1, 1, 1, 1], True, None),
-        ([0, 0, 0, 0, 0, 0], False, None),  # a run on CPUs
+        ([1, 1, 1, 1, 1, 1], True, "no error"),
+        ([0, 0, 0, 0, 0, 0], False, "no error"),  # a run on CPUs
         ([1, 1, 1, 0, 1, 1], True, f"{NAMED}node b: no driver. Fix: "),
         ([1, 1, 0, 0, 1, 1], False, "some ranks compute on GPUs, but others find none on node b"),
         (
@@ -112,11 +111,11 @@ def test_nodes_without_gpus_are_named_by_an_error_of_all_ranks(monkeypatch, have
         try:
             check_gpus(comm, bool(have[comm.rank]), request, "tensorflow", this.node)
         except SetupError as error:
-            return str(error) if error.agreed else ""
-        return None
+            return str(error) * error.agreed
+        return "no error"
 
     (found,) = set(SimulatedJob(len(have), ranks_per_node=2).run(work))
-    assert (found and found.startswith(message)) == (message and True)
+    assert found.startswith(message)
 
 
 def chosen_gpu(monkeypatch, num_there, local_rank, local_size, gpus=None):
@@ -148,11 +147,9 @@ def test_jax_sees_the_gpu_of_its_rank_alone(monkeypatch):
     ("files", "environ", "expected"),
     [
         (["nvidia0", "nvidia1", "nvidiactl"], {}, 2),
-        (["nvidia0", "nvidia1"], {"CUDA_VISIBLE_DEVICES": "1"}, 1),
         (["nvidia0", "nvidia1"], {"CUDA_VISIBLE_DEVICES": "1,-1,0"}, 1),
         (["nvidia0", "nvidia1"], {"CUDA_VISIBLE_DEVICES": ""}, 0),
         (["nvidia0"], {"JAX_PLATFORMS": "cpu"}, 0),
-        ([], {}, 0),
     ],
 )
 def test_gpus_are_counted_before_jax_looks_for_them(

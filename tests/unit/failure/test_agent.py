@@ -257,8 +257,13 @@ def kill(process):
         process.kill()
 
 
-@pytest.mark.parametrize("mode", ["plain", "in a script"])
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("mode", "number"),
+    [
+        *itertools.product(("plain", "in a script"), (signal.SIGSTOP, signal.SIGKILL)),
+        ("ending", signal.SIGKILL),
+    ],
+)
 def test_ranks_end_with_their_launcher_and_leave_nothing(launch, tmp_path, mode, number):
     launcher, ranks = launch(mode)
     launcher.send_signal(number)
@@ -272,15 +277,6 @@ def test_a_stopped_rank_ends_the_ranks_of_its_node_while_mpi_starts(launch):
     ranks[1].send_signal(signal.SIGSTOP)
     # This launcher leaves the third rank alone when the one that saw the stopped one has ended.
     wait_until(lambda: is_gone(ranks[1]) and sum(map(is_gone, ranks)) == 2, 30)
-
-
-def test_a_rank_that_ends_after_its_launcher_was_killed_removes_what_that_left(launch, tmp_path):
-    launcher, ranks = launch("ending")
-    assert len(list((tmp_path / "segments").iterdir())) == 3
-    launcher.kill()
-    wait_until(lambda: all(map(is_gone, ranks)), 30)
-    assert not list((tmp_path / "segments").iterdir())
-    assert not list((tmp_path / "sessions").iterdir())
 
 
 @pytest.mark.extended

@@ -25,25 +25,28 @@ def run(directory, body, *, has_directory=True, earlier=None):
         log.parent.mkdir()
     if earlier:
         log.write_text(earlier)
-    program = FRAME.format(body=body)
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=directory, capture_output=True, text=True, timeout=60
-    )
+    command = [sys.executable, "-c", FRAME.format(body=body)]
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=60)
     return done, log.read_text().splitlines() if log.exists() else None
 
 
-def test_a_rank_that_prints_nothing_has_no_log(tmp_path):
-    done, lines = run(tmp_path, "pass")
-    assert (done.stdout, done.stderr, lines) == ("on screen\n", "", None)
-
-
-def test_output_is_redirected_also_below_python_and_in_other_processes(tmp_path):
-    body = """print("from python", flush=True)
+EVERYWHERE = """print("from python", flush=True)
     os.write(2, b"from below\\n")
     subprocess.run(["echo", "from another"])
-    """
-    done, lines = run(tmp_path, body)
-    assert lines == ["from python", "from below", "from another"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "earlier", "expected"),
+    [
+        ("pass", None, None),
+        (EVERYWHERE, None, ["from python", "from below", "from another"]),
+        ('print("later")', "earlier\n", ["earlier", "later"]),
+    ],
+)
+def test_output_goes_to_a_file_that_is_made_with_the_first_line(tmp_path, body, earlier, expected):
+    done, lines = run(tmp_path, body, earlier=earlier)
+    assert lines == expected
     assert (done.stdout, done.stderr) == ("on screen\n", "")
 
 
@@ -80,7 +83,3 @@ def test_output_that_has_no_file_is_shown(tmp_path):
     assert "words\n" in done.stderr
     assert "logs/rank-0001.log: No such file or directory" in done.stderr
     assert done.stdout == "on screen\n"
-
-
-def test_lines_are_added_to_those_of_an_earlier_part_of_the_run(tmp_path):
-    assert run(tmp_path, 'print("later")', earlier="earlier\n")[1] == ["earlier", "later"]
