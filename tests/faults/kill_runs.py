@@ -52,17 +52,7 @@ class Fault:
     status: str = "none"  # the record's
     rank: int | None = None
     problems: list[str] = field(default_factory=list)
-    output: str = ""
-
-    def __str__(self) -> str:
-        ended = "  late" if self.ended_s is None else f"{self.ended_s:6.1f}"
-        verdict = "; ".join(self.problems) or "passed"
-        rank = "" if self.rank is None else f" (rank {self.rank})"
-        return (
-            f"{self.number:4} {self.starter:9} {self.signal:4} to {self.victim:8} at"
-            f" {self.moment_s:5.2f} s: gone after {ended} s, code {self.code!s:>4},"
-            f" {self.status + rank:20} {verdict}"
-        )
+    output: str = field(default="", repr=False)
 
 
 def draw(number: int, seed: int) -> Fault:

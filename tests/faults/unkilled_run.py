@@ -35,9 +35,6 @@ class Command:
     num_kills: int
     engine: str = "auto"
 
-    def __str__(self) -> str:
-        return f"{self.benchmark} on {self.num_ranks} ranks, by {self.interval}"
-
     @property
     def flags(self) -> str:
         """The benchmark's flags."""

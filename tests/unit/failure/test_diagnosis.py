@@ -9,12 +9,13 @@ import re
 import signal
 import socket
 import subprocess
+import time
 from collections import namedtuple
 
 import pytest
 
 from candle_p1.failure import diagnosis, hangs, rank_state, server
-from candle_p1.failure.connections import Peer
+from candle_p1.failure.connections import Peer, heard_before_s
 from candle_p1.failure.progress import FOR_ALL, FOR_DISK, FOR_SOME, NOT_WAITING
 from candle_p1.failure.progress import ProgressCounters as At
 from candle_p1.failure.protocol import Limits
@@ -113,6 +114,19 @@ def test_the_rank_whose_end_no_other_explains_is_named_in_every_order(named, new
         diagnosis, when_s = Job(monkeypatch).diagnose(order)
         assert (diagnosis.status, blamed(diagnosis)) == ("failed", named), order
         assert when_s < CAUSE_GRACE_S + 1
+
+
+def test_the_first_to_end_is_named_also_if_its_end_is_heard_of_later(job):
+    job.ranks[0].take(GONE)
+    job.ranks[2].take(GONE | {"before_s": 0.1})
+    assert blamed(job.diagnose([])[0]) == 2
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        far = socket.create_connection(listener.getsockname())
+        near, _ = listener.accept()
+        with near, far:
+            far.sendall(b"x")
+            time.sleep(0.3)
+            assert 0.25 < heard_before_s(near) < 10
 
 
 def test_of_ranks_that_end_themselves_the_first_is_named(job):
