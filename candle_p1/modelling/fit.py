@@ -129,9 +129,6 @@ def fit_phase(
 
     Of `samples`, shape (samples, runs), the first was measured; deviations are relative to `scale`,
     shape (runs,).
-
-    Raises:
-        ValueError: No candidate can be determined by these runs.
     """
     designs = [
         np.array([[term.of(s) for term in each] for s in shapes], np.float64) for each in tried
@@ -149,8 +146,6 @@ def fit_phase(
     for i in np.flatnonzero(determined):
         coefficients[i] = nonnegative_least_squares(designs[i], values)
         scores[:, i] = _held_out_errors(designs[i], values, folds)
-    if not determined.any():
-        raise ValueError(f"these runs determine no candidate for {name}")
     num_terms = np.array([len(each) for each in tried])
     # Where nothing can be held out, as with one run of each of two sizes, the simplest is taken.
     simplest = determined & (num_terms == num_terms[determined].min())
