@@ -38,7 +38,7 @@ SlurmdLogFile={directory}/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=pmix
-PropagatePrioProcess=1
+MinJobAge=86400
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
@@ -124,11 +124,13 @@ class Slurm:
         return self._nodes[0].enter(*command) if self._nodes else command
 
     def state(self, job):
-        """Returns the state of a job, such as RUNNING or COMPLETED; "" if it ended long ago."""
+        """Returns the state of a job, such as RUNNING or COMPLETED, or an error."""
         return self.say("squeue", f"--jobs={job}", "--states=all", "--noheader", "--format=%T")
 
     def has_ended(self, job):
-        return not self.state(job).strip().startswith(("PENDING", "RUNNING", "COMPLETING"))
+        """Whether a job has ended; not if Slurm has no time to answer, either."""
+        state = self.state(job).strip()
+        return state.isupper() and not state.startswith(("PENDING", "RUNNING", "COMPLETING"))
 
     def logs(self):
         return "\n".join(
