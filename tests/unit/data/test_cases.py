@@ -37,10 +37,10 @@ def prepared(frames, tmp_path):
 
     def prepared(name, *flags):
         benchmark = find_benchmark(name)
-        names = ["--train_data", str(tmp_path / "train.csv")]
-        names += ["--test_data", str(tmp_path / "test.csv")]
-        if "--use_landmark_genes" in flags:
-            names += ["--landmark_data", str(tmp_path / "landmarks.tsv")]
+        roles = (
+            ("train", "test", "landmark") if "--use_landmark_genes" in flags else ("train", "test")
+        )
+        names = [f"--{role}_data={tmp_path / role}.csv" for role in roles]
         params = benchmark.read_parameters([*names, *flags])
         reader = prepared.reader = Reader(locate_files(benchmark, params))
         return benchmark.preprocess(benchmark.load_data(reader, params), params)
@@ -55,8 +55,8 @@ def scaled(frames, *fit):
     return [((frames[role][FEATURES] - low) / span).to_numpy() for role in ("train", "test")]
 
 
-def candles_p1b1(frames, *, nrows, shuffle, fraction, seed=2017):
-    """P1B1's samples as CANDLE's load_csv_data makes them: (profiles, one-hot types) by role."""
+def candles(frames, parts, *, shuffle, nrows=0, seed=2017):
+    """Parts of the rows as CANDLE's load_csv_data makes them: (profiles, one-hot types) by role."""
     train, test = (frames[role].head(nrows or None) for role in ("train", "test"))
     if shuffle:
         train, test = (frame.sample(frac=1, random_state=seed) for frame in (train, test))
@@ -65,10 +65,9 @@ def candles_p1b1(frames, *, nrows, shuffle, fraction, seed=2017):
     values = together[FEATURES]
     span = (values.max() - values.min()).replace(0, 1)
     profiles = ((values - values.min()) / span).to_numpy(np.float32)
-    num = len(train)
-    split = num - int(num * fraction)
-    parts = {"train": (0, split), "validation": (split, num), "test": (num, None)}
-    return {role: (profiles[a:b], types[a:b]) for role, (a, b) in parts.items()}
+    return {
+        role: (profiles[first:last], types[first:last]) for role, (first, last) in parts.items()
+    }
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -76,7 +75,9 @@ def candles_p1b1(frames, *, nrows, shuffle, fraction, seed=2017):
 def test_p1b1_takes_shuffles_scales_and_splits_as_candle_does(prepared, frames, nrows, shuffle):
     flags = ["--model", "cvae", "--train_samples", str(nrows), "--shuffle", str(shuffle)]
     data = prepared("p1b1", *flags, "--val_split", "0.5")
-    expected = candles_p1b1(frames, nrows=nrows, shuffle=shuffle, fraction=0.5)
+    num = min(nrows or 40, 40)
+    parts = {"train": (0, num // 2), "validation": (num // 2, num), "test": (num, None)}
+    expected = candles(frames, parts, nrows=nrows, shuffle=shuffle)
     for role, (profiles, types) in expected.items():
         (x, condition), y = getattr(data, role)[:]
         np.testing.assert_allclose(x, profiles, atol=1e-6)
@@ -86,37 +87,27 @@ def test_p1b1_takes_shuffles_scales_and_splits_as_candle_does(prepared, frames, 
     np.testing.assert_array_equal(data.test_types, expected["test"][1].argmax(axis=1))
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_p1b2_shuffles_scales_and_splits_as_candle_does(prepared, frames, shuffle):
+    data = prepared("p1b2", "--val_split", "0.2", "--shuffle", str(shuffle))
+    parts = {"validation": (0, 8), "train": (8, 40), "test": (40, None)}
+    for role, (profiles, types) in candles(frames, parts, shuffle=shuffle).items():
+        features, one_hot = getattr(data, role)[:]
+        np.testing.assert_allclose(features, profiles, atol=1e-6)
+        np.testing.assert_array_equal(one_hot, types)
+
+
 def test_p1b1_can_use_only_landmark_genes_in_table_order(prepared, frames, tmp_path):
-    path = tmp_path / "landmarks.tsv"
+    path = tmp_path / "landmark.csv"
     path.write_text("pr_id\tgdc\n1\tgene4\n2\tgene1\n3\tother\n")
     data = prepared("p1b1", "--use_landmark_genes", "True")
     train, _ = scaled(frames, frames["train"], frames["test"])
     np.testing.assert_allclose(data.train[:][0], train[:36, [1, 4]], atol=1e-6)
     (warning,) = prepared.reader.warnings
-    assert "1 of 3 genes in landmarks.tsv are not in train.csv ('other')" in warning
+    assert "1 of 3 genes in landmark.csv are not in train.csv ('other')" in warning
     path.write_text("pr_id\tgdc\n1\tgene1\n2\tother\n3\tGene3\n")
-    with pytest.raises(DataError, match=r"landmarks\.tsv: .*'Gene3' and 'gene3'"):
+    with pytest.raises(DataError, match=r"landmark\.csv: .*'Gene3' and 'gene3'"):
         prepared("p1b1", "--use_landmark_genes", "True")
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_p1b2_shuffles_scales_and_splits_as_candle_does(prepared, frames, shuffle):
-    data = prepared("p1b2", "--val_split", "0.2", "--shuffle", str(shuffle))
-    values = scaled(frames, frames["train"], frames["test"])
-    orders = [np.arange(len(each)) for each in values]
-    if shuffle:
-        roles = ("train", "test")
-        orders = [frames[role].sample(frac=1, random_state=2017).index.to_numpy() for role in roles]
-    (train, test), (order, test_order) = values, orders
-    for samples, role, x, rows in (
-        (data.validation, "train", train, order[:8]),
-        (data.train, "train", train, order[8:]),
-        (data.test, "test", test, test_order),
-    ):
-        features, one_hot = samples[:]
-        np.testing.assert_allclose(features, x[rows], atol=1e-6)
-        types = frames[role]["cancer_type"].to_numpy()[rows]
-        assert [TYPES[i] for i in one_hot.argmax(axis=1)] == types.tolist()
 
 
 def test_scaling_can_be_fit_to_what_is_trained_on(prepared, frames):

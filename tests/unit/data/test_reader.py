@@ -68,8 +68,7 @@ def test_the_digest_covers_all_arrays_in_memory_and_their_shapes(reader):
     assert len({digest_of(each) for each in same}) == 1
     other = [zeros.T, zeros.astype("f4"), (zeros, zeros), zeros + 1, np.array(["a", "b"])]
     assert len({digest_of(each) for each in [zeros, *other]}) == 6
-    mapped = np.load(reader.files.paths["npy"], mmap_mode="r")
-    assert digest_of("text") is digest_of(mapped) is None, "they are not arrays in memory"
+    assert digest_of(np.load(reader.files.paths["npy"], mmap_mode="r")) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY\x01", None])
