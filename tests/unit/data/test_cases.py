@@ -37,9 +37,7 @@ def prepared(frames, tmp_path):
 
     def prepared(name, *flags):
         benchmark = find_benchmark(name)
-        roles = (
-            ("train", "test", "landmark") if "--use_landmark_genes" in flags else ("train", "test")
-        )
+        roles = ["train", "test", *["landmark"] * ("--use_landmark_genes" in flags)]
         names = [f"--{role}_data={tmp_path / role}.csv" for role in roles]
         params = benchmark.read_parameters([*names, *flags])
         reader = prepared.reader = Reader(locate_files(benchmark, params))
@@ -65,9 +63,7 @@ def candles(frames, parts, *, shuffle, nrows=0, seed=2017):
     values = together[FEATURES]
     span = (values.max() - values.min()).replace(0, 1)
     profiles = ((values - values.min()) / span).to_numpy(np.float32)
-    return {
-        role: (profiles[first:last], types[first:last]) for role, (first, last) in parts.items()
-    }
+    return {role: (profiles[a:b], types[a:b]) for role, (a, b) in parts.items()}
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
