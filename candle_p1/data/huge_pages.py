@@ -91,13 +91,9 @@ class HugeFile:
         # To have the address chosen, as addresses of files need not be multiples of huge pages.
         reserved = _map(None, room, 0, private, -1)
         self._address = -(-reserved // HUGE_BYTES) * HUGE_BYTES
-        try:
-            access = mmap.PROT_READ | mmap.PROT_WRITE
-            _map(self._address, num_bytes, access, mmap.MAP_SHARED | MAP_FIXED, file)
-            self.memory = (ctypes.c_char * num_bytes).from_address(self._address)
-        except BaseException:
-            _libc().munmap(reserved, room)
-            raise
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        _map(self._address, num_bytes, access, mmap.MAP_SHARED | MAP_FIXED, file)
+        self.memory = (ctypes.c_char * num_bytes).from_address(self._address)
         # Not at the end of the process, when arrays may still be in use.
         weakref.finalize(self.memory, _libc().munmap, reserved, room).atexit = False
 
