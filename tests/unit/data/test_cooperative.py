@@ -24,7 +24,7 @@ from candle_p1.data.table import CsvLayout
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.distributed.shared_file import NoRoomError
 from candle_p1.errors import CandleError, DataError
-from tools.simulated import WHOLE_RUN, SimulatedJob
+from tools.simulated import SimulatedJob
 
 LAYOUT = CsvLayout(header=True, text_columns=("name", "kind"))
 
@@ -176,21 +176,6 @@ def test_a_read_that_fails_is_an_error_that_names_the_file(path):
 
     with pytest.raises(CandleError, match=r"table.csv: the file cannot be read: Input/output"):
         read_by_job(path, CsvLayout(), 3, block_bytes=20, open_source=open_broken)
-
-
-def test_what_ranks_other_than_the_first_receive_does_not_grow_with_their_number(path):
-    """Apart from the rows of other nodes; these are all on one."""
-    path.write_text("name,kind,a,b\n" + "n,k,1,2\n" * 4000)
-
-    def received(num_ranks):
-        job = SimulatedJob(num_ranks, num_ranks)
-        size = path.stat().st_size // (2 * num_ranks)  # two blocks for each rank
-        job.run(lambda comm: read_together(path, LAYOUT, Loading(comm=comm, block_bytes=size)))
-        return job.traffic[WHOLE_RUN][1:].max(axis=0)
-
-    more_messages, more_bytes = received(128) - received(8)
-    assert more_bytes < 4 * 100  # four doublings
-    assert more_messages < 4 * 20
 
 
 MANY_SHORT = "1,2,3,4,5,6\n" * 3 + "1\n" * 500

@@ -83,17 +83,3 @@ def test_a_block_that_cannot_be_read_has_an_error_and_other_errors_are_raised():
         assert str(ahead.take().error) == "table.csv: the file cannot be read: Input/output error"
         with pytest.raises(ZeroDivisionError):
             ahead.take()
-
-
-def test_nothing_is_read_after_a_stop():
-    source = Bytes(bytes(15))
-    source.may_end = {position: threading.Event() for position in (3, 6, 9, 12)}
-    with ReadAhead(source, [(i, i + 3) for i in range(0, 15, 3)], 1) as ahead:
-        block = ahead.take()
-        assert source.begun[3].wait(LIMIT_S)
-        ahead.stop()
-        ahead.give_back(block)
-        source.may_end[3].set()
-        ahead.take()
-        assert not source.begun[9].wait(0.2)
-    assert not source.begun[6].is_set()

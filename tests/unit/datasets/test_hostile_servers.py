@@ -129,10 +129,7 @@ def test_an_endless_file_is_not_downloaded_beyond_its_known_size(serve, get, mon
     assert get.left() == set()
 
 
-@pytest.mark.parametrize(
-    "state",
-    ["", "URL\n", "URL\n1\n2", "URL\nx\r\nEvil: yes", "URL\n\x1b", "URL\n\u4e00"],
-)
+@pytest.mark.parametrize("state", ["", "URL\n", "URL\n1\n2", "URL\nx\r\nEvil: y", "URL\n\u4e00"])
 def test_a_damaged_state_of_a_download_is_not_used(serve, get, state):
     server = serve(reply())
     get.directory.mkdir()
