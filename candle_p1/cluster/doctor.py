@@ -42,10 +42,8 @@ def _check_threads(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding
 
 
 def _check_launcher(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
-    library, fix = (
-        facts[0].mpi_library,
-        checks.INSTALL_MPI.format(ENGINES[facts[0].engine].extras[0]),
-    )
+    library = facts[0].mpi_library
+    fix = checks.INSTALL_MPI.format(ENGINES[facts[0].engine].extras[0])
     try:
         version = mpirun_version(path := find_mpirun())
     except (OSError, SetupError, subprocess.SubprocessError) as error:

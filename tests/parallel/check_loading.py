@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from harness import shared_directory
 
-from candle_p1.data import cache_file, huge_pages, shared
+from candle_p1.data import cache_file, huge_pages
 from candle_p1.data.cooperative import read_together
 from candle_p1.data.huge_pages import HugeFile
 from candle_p1.data.loaders import read_table
@@ -24,7 +24,6 @@ from candle_p1.data.source import Source, open_together
 from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import fill_missing, join_rows, scale_features
 from candle_p1.distributed.comm import SerialCommunicator
-from candle_p1.distributed.shared_file import NoRoomError
 from candle_p1.errors import CandleError
 from candle_p1.instrument import reading
 from candle_p1.scaling import share_bounds
@@ -297,29 +296,6 @@ def a_cache_is_read_once_per_job(comm):
         comm.barrier()
 
 
-def the_disk_is_used_if_shared_memory_is_too_small(comm):
-    nodes = comm.allgather(comm.node)
-    path, alone = table_of(comm, 50)
-    write, memory = NodeArray.write, shared.MEMORY
-
-    def refuse(self, first, elements):
-        if self._directory == memory and comm.rank == comm.size - 1:
-            raise NoRoomError("no room", memory)
-        write(self, first, elements)
-
-    for owner, name, value in (
-        (shared, "MEMORY", Path("/nonexistent")), (NodeArray, "write", refuse),
-    ):  # fmt: skip
-        notes = []
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(owner, name, value)
-            loading = Loading(comm=comm, block_bytes=64, notify=notes.append)
-            assert_same(read_together(path, TEXT_LAYOUT, loading), alone, comm)
-        last_shares = nodes.count(nodes[-1]) > 1
-        if last_shares or (name == "MEMORY" and len(set(nodes)) < comm.size):
-            assert len(notes) == (comm.rank == 0)
-
-
 CHECKS = (
     every_layout_reads_what_one_process_reads,
     shared_arrays_are_read_only_and_the_same_memory,
@@ -331,5 +307,4 @@ CHECKS = (
     shared_transforms_equal_those_of_one_process,
     a_damaged_cache_is_made_again_by_all,
     a_cache_is_read_once_per_job,
-    the_disk_is_used_if_shared_memory_is_too_small,
 )
