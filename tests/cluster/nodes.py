@@ -96,13 +96,9 @@ class Namespaces:
 
     def __init__(self, kinds, script="", *arguments):
         self._kinds = kinds
-        self._holder = subprocess.Popen(
-            ["unshare", *kinds, "bash", "-c", script + HOLD, "bash", *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        command = ["unshare", *kinds, "bash", "-c", script + HOLD, "bash", *map(str, arguments)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._holder = subprocess.Popen(command, **pipes, start_new_session=True)
         self.pid = self._holder.pid
         if self._holder.stdout.readline() != "ready\n":
             self.close()

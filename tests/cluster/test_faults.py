@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -28,50 +27,29 @@ class Job:
     """A job on several nodes, which nothing ends but a fault; `pids` are those of its ranks."""
 
     def __init__(self, nodes, process, directory):
-        self._nodes, self._process, self._directory = nodes, process, directory
-        self.pids = []
-
-    @property
-    def is_running(self):
-        """Whether its launcher has not ended."""
-        return self._process.poll() is None
+        self._nodes, self.process, self._directory = nodes, process, directory
 
     def await_training(self, num_ranks):
         """Waits until all ranks train; they write a file each."""
-        wait_until(lambda: self._find(num_ranks), START_S, self._process)
+
+        def all_train():
+            words = [path.read_text().split() for path in self._directory.glob("rank*.phase")]
+            return len(words) == num_ranks and {phase for _, phase in words} == {"train"}
+
+        wait_until(all_train, START_S, self.process)
+        files = [self._directory / f"rank{rank}.phase" for rank in range(num_ranks)]
+        self.pids = [int(path.read_text().split()[0]) for path in files]
 
     def await_epoch(self):
-        """Waits until the ranks have trained for an epoch."""
         history = self._directory / "out/EXP000/RUN000/history.csv"
-
-        def has_epoch():
-            return history.exists() and history.read_text().count("\n") > 1
-
-        wait_until(has_epoch, START_S, self._process)
-
-    def _find(self, num_ranks):
-        self.pids = []
-        with suppress(FileNotFoundError):
-            for rank in range(num_ranks):
-                pid, phase = (self._directory / f"rank{rank}.phase").read_text().split()
-                self.pids += [int(pid)] if phase == "train" else []
-        return len(self.pids) == num_ranks
-
-    @property
-    def launcher(self):
-        """The launcher."""
-        return psutil.Process(self._process.pid)
-
-    @property
-    def watchdog(self):
-        """The watchdog server."""
-        processes = self._nodes.nodes[0].processes()
-        return next(each for each in processes if "candle_p1.failure.server" in each.cmdline())
+        wait_until(
+            lambda: history.exists() and history.read_text().count("\n") > 1, START_S, self.process
+        )
 
     def await_end(self):
         """Waits until nothing is left of the job; returns (exit code, output, record)."""
         deadline = time.monotonic() + LIMIT_S
-        code, output = await_end(self._process, LIMIT_S)
+        code, output = await_end(self.process, LIMIT_S)
         print(output)
         left = self._nodes.await_silence(deadline - time.monotonic())
         assert left == "", f"{left}\n{output}"
@@ -187,8 +165,9 @@ def assert_ended(job):
 @pytest.mark.parametrize("aborts", [False, True])
 def test_the_watchdog_is_killed(begin, aborts):
     """The run ends, and its record is completed even if a rank ends at the same moment."""
-    _, job = begin(2, 2)
-    job.watchdog.kill()
+    nodes, job = begin(2, 2)
+    processes = nodes.nodes[0].processes()
+    next(each for each in processes if "candle_p1.failure.server" in each.cmdline()).kill()
     if aborts:
         os.kill(job.pids[3], signal.SIGABRT)
     assert "nobody watched it any more" in assert_ended(job)
@@ -203,7 +182,7 @@ def in_script(command):
 def test_the_launcher_is_stopped_and_a_process_dies(begin, victim):
     """Nobody else could end the job."""
     _, job = begin(2, 2, wrap=in_script)
-    job.launcher.suspend()
+    psutil.Process(job.process.pid).suspend()
     rank = psutil.Process(job.pids[1])
     (rank if victim == "rank" else rank.parent()).send_signal(signal.SIGBUS)
     code, _, record = job.await_end()
@@ -226,7 +205,7 @@ def test_a_short_gap_of_the_network_is_survived(begin):
     time.sleep(6)
     nodes.lose_packets(nodes.nodes[1], is_losing=False)
     time.sleep(LIMIT_S - 6)
-    assert job.is_running
+    assert job.process.poll() is None
     os.kill(job.pids[0], signal.SIGKILL)
     assert_named(job, [0], "node1")
 

@@ -51,12 +51,8 @@ def job(num_nodes=3, ranks_per_node=2, **changes):
     return facts
 
 
-def problems(facts):
-    return [finding for finding in check_facts(facts, NEEDS) if finding.problem]
-
-
 def test_nodes_that_are_alike_have_no_problem():
-    assert not problems(job())
+    assert not any(finding.problem for finding in check_facts(job(), NEEDS))
     assert {finding.name: finding.value for finding in check_facts(job(), NEEDS)} == {
         "ranks": "6 on 3 nodes",
         "engine": "horovod",
@@ -100,7 +96,7 @@ WITHOUT_HOROVOD = {name: PACKAGES[name] for name in PACKAGES if name != "horovod
     ],
 )
 def test_the_node_that_differs_is_named(changes, name, details):
-    (found,) = problems(job(**changes))
+    (found,) = (each for each in check_facts(job(**changes), NEEDS) if each.problem)
     assert found.problem.startswith(f"node b: {name}: ")
     assert all(detail in found.problem for detail in details)
     assert (found.name, found.fatal, bool(found.fix)) == (name, True, True)
