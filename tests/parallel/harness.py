@@ -14,6 +14,7 @@ import tempfile
 import traceback
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 from candle_p1.distributed.comm import NODE_VARIABLE, MpiCommunicator, connect
 
@@ -25,8 +26,8 @@ def shared_directory(comm):
 
 def on_nodes(layout, rank):
     """Returns the communicator of ranks on the nodes of a layout; collective."""
-    os.environ[NODE_VARIABLE] = layout.split(",")[rank]
-    return MpiCommunicator()
+    with patch.dict(os.environ, {NODE_VARIABLE: layout.split(",")[rank]}):
+        return MpiCommunicator()
 
 
 def name_of(check):
