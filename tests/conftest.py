@@ -53,9 +53,8 @@ def pytest_collection_modifyitems(items):
         if not wanted and item.get_closest_marker("parallel"):
             wanted = ["horovod"]
         if wanted and not any(installed[name] for name in wanted):
-            item.add_marker(
-                pytest.mark.skip(reason="; or ".join(ENGINES[name][1] for name in wanted))
-            )
+            reason = "; or ".join(ENGINES[name][1] for name in wanted)
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -110,18 +109,12 @@ def environment(data_directory, monkeypatch):
 
 def start_group(command, directory, **options):
     """Starts a command as the leader of a process group of its own, and of unlimited width."""
+    if "env" not in options:  # the readline module sets COLUMNS behind Python's back
+        options["env"] = {name: os.environ[name] for name in os.environ.keys() - {"COLUMNS"}}
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True} | options
+    words = [str(word) for word in command]
     return subprocess.Popen(
-        [str(word) for word in command],
-        **{
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.STDOUT,
-            "text": True,
-            "cwd": directory,
-            "start_new_session": True,
-            # Not inherited: the readline module sets COLUMNS behind Python's back.
-            "env": {name: value for name, value in os.environ.items() if name != "COLUMNS"},
-        }
-        | options,
+        words, cwd=options.pop("cwd", directory), start_new_session=True, **options
     )
 
 
@@ -229,11 +222,8 @@ def train_all(request, data_directory, tmp_path_factory):
             for name, line in runs.items()
         ]
         argv = [ROOT / "tests/train_all.py", *lines]
-        command = (
-            request.getfixturevalue("mpirun")(num_ranks, *argv)
-            if num_ranks > 1
-            else [sys.executable, *argv]
-        )
+        mpirun = request.getfixturevalue("mpirun") if num_ranks > 1 else None
+        command = mpirun(num_ranks, *argv) if mpirun else [sys.executable, *argv]
         environment = shell_environment(data_directory) | (settings or {})
         code, output = await_end(start_group(command, directory, env=environment), limit_s)
         print(output)
