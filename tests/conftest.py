@@ -111,11 +111,9 @@ def start_group(command, directory, **options):
     """Starts a command as the leader of a process group of its own, and of unlimited width."""
     if "env" not in options:  # the readline module sets COLUMNS behind Python's back
         options["env"] = {name: os.environ[name] for name in os.environ.keys() - {"COLUMNS"}}
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True} | options
+    usual = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": directory}
     words = [str(word) for word in command]
-    return subprocess.Popen(
-        words, cwd=options.pop("cwd", directory), start_new_session=True, **options
-    )
+    return subprocess.Popen(words, start_new_session=True, **(usual | options))
 
 
 def await_end(process, limit_s):
