@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from math import inf
+from pathlib import Path
 
 import pytest
 
@@ -21,9 +22,7 @@ ARRAYS = "arrays-0000.safetensors"
 
 
 def damage(path):
-    with path.open("r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        file.write(b"\xff" if path.read_bytes()[-1:] != b"\xff" else b"\0")
+    path.write_bytes(path.read_bytes()[:-1])
 
 
 def link(root, name, target):
@@ -35,11 +34,6 @@ def test_something_else_in_place_of_the_directory_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="file"):
         CheckpointRoot(tmp_path / "file").newest_good(pytest.fail)
-
-
-def test_links_are_relative_so_that_the_directory_can_be_moved(stored, tmp_path):
-    moved = CheckpointRoot(stored.directory.rename(tmp_path / "moved"))
-    assert moved.newest_good(pytest.fail).directory == tmp_path / "moved" / epoch(3)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +95,7 @@ def test_the_best_is_linked_and_kept_even_if_the_link_leads_elsewhere(
     writer = make_writer(keep=keep_policy("linear", 1))
     for number in range(1, 5):
         assert save(writer, number, best=number < 3)
-    assert (root / "best").readlink().name == epoch(2)
+    assert (root / "best").readlink() == Path(epoch(2)), "also if the directory is moved"
     link(root, "best", epoch(4))
     if is_continued:
         writer = make_writer(keep=keep_policy("linear", 1), after=latest(root))

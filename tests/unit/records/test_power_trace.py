@@ -181,9 +181,3 @@ def test_a_reset_a_jump_or_a_late_reading_is_an_error(channel, before, after, af
     counter.joules(0.0, before)
     with pytest.raises(SensorError, match=named):
         counter.joules(after_s, after)
-
-
-def test_a_counter_may_wrap_once_between_readings():
-    counter = Counter(PACKAGE)
-    counter.joules(0.0, MODULUS - 10)
-    assert counter.joules(130.0, 5) == (MODULUS + 5) * 1e-6

@@ -128,18 +128,6 @@ def test_a_model_that_has_no_description_is_refused_before_training(tmp_path):
         make_files(tmp_path)[0].check(strange)
 
 
-def test_candles_files_are_those_of_the_benchmarks():
-    def files(benchmark, *flags):
-        found = benchmark.model_files(benchmark.read_parameters(flags))
-        return [(file.name, file.when) for file in found]
-
-    of_autoencoder = [("encoder.keras", "end"), ("decoder.keras", "end")]
-    best = [("model.json", "begin"), ("best.weights.h5", "best")]
-    assert files(P1B1, "--cp") == [*best, *of_autoencoder]
-    assert files(P1B3, "--save_best_model", "True") == [("best.keras", "best")]
-    assert files(P1B1) == files(P1B3) == []
-
-
 @pytest.mark.parametrize(
     ("benchmark", "metrics"),
     [(NT3, "val_loss val_acc accuracy lr"), (P1B1, "val_corr xent"), (P1B3, "val_accuracy")],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import CheckpointError
 from candle_p1.records.types import Position
 from candle_p1.scaling import ScalingPlan
-from candle_p1.training.fingerprint import TrainingState, check_equal, run_fingerprint
+from candle_p1.training.fingerprint import check_equal, run_fingerprint
 from candle_p1.training.restart import Restart, may_restart
 
 NT3 = find_benchmark("nt3")
@@ -105,13 +104,6 @@ def test_a_checkpoint_of_something_else_is_refused():
     checkpoint = SimpleNamespace(directory=HERE, position=Position(1, 0), facts={"epoch": 1})
     with pytest.raises(CheckpointError, match=r"epoch-0002.* benchmark"):
         Restart.of(checkpoint, Ranks(1))
-
-
-def test_what_is_written_is_what_is_read():
-    """A segment, for example, has one name: the record tells by it what was lost."""
-    state = restart().state
-    checkpoint = SimpleNamespace(directory=HERE, facts=json.loads(json.dumps(state.model_dump())))
-    assert TrainingState.of(checkpoint) == state
 
 
 def test_a_checkpoint_of_another_model_is_refused():

@@ -21,7 +21,6 @@ from candle_p1.records.record import (
     end_record,
     make_record,
     read_record,
-    utc_now,
     write_record,
 )
 from candle_p1.records.types import Failure, Position
@@ -29,6 +28,7 @@ from candle_p1.training import run_directory
 from candle_p1.training.fingerprint import SavedRun, TrainingState
 from candle_p1.training.run_directory import LOCK_NAME, RunDirectory
 from tests.planted_records import planted_record
+from tests.records import RUNNING
 from tests.unit.checkpoints.conftest import failing
 from tools.simulated import ArrayInMemory
 
@@ -54,14 +54,10 @@ def parameters(tmp_path, *flags):
 
 
 def record_of(params, num_ranks=2):
-    return make_record({
-        "schema_version": 3, "status": "running", "benchmark": "nt3", "started": utc_now(),
-        "num_ranks": num_ranks,
-        "parameters": {
-            name: {"value": value, "origin": str(params.origin(name))}
-            for name, value in params.items()
-        },
-    })  # fmt: skip
+    parameters = {
+        name: {"value": value, "origin": str(params.origin(name))} for name, value in params.items()
+    }
+    return make_record(RUNNING | {"num_ranks": num_ranks, "parameters": parameters})
 
 
 def save(root, directory, *positions):
@@ -78,13 +74,12 @@ def save(root, directory, *positions):
     writer.close()
 
 
-def plant(params, directory, *saved, status="failed", locked=True):
+def plant(params, directory, *saved, status="failed"):
     """Leaves a directory as a run does that has ended with a status; returns it."""
     directory.mkdir(parents=True)
-    if locked:
-        lock = take_lock(directory / LOCK_NAME)
-        lock.sign()
-        lock.release()
+    lock = take_lock(directory / LOCK_NAME)
+    lock.sign()
+    lock.release()
     path = directory / RECORD_NAME
     if status == "ok":
         ok = planted_record("nt3", 2)
@@ -200,17 +195,14 @@ def test_in_a_directory_that_the_user_has_chosen_a_run_goes_on_or_says_why_not(t
     assert open_place(params)[1] == (directory, 3, Position(1, 0))
 
 
-@pytest.mark.parametrize("damaged", ["latest", "best", "epoch-0002-step-000000/arrays-0000*"])
+@pytest.mark.parametrize("damaged", ["latest", "best", "epoch-0002-step-000000/ranks.safetensors"])
 def test_what_is_damaged_does_not_end_the_restart(tmp_path, damaged):
     params = parameters(tmp_path)
     directory = plant(params, tmp_path / "EXP000/RUN000", (1, 0), (2, 0))
     harmed = directory / "ckpts" / damaged
+    harmed.unlink(missing_ok=True)
     if damaged in ("latest", "best"):  # leads to nothing
-        harmed.unlink(missing_ok=True)
         harmed.symlink_to("epoch-0009")
-    else:
-        (harmed,) = harmed.parent.glob(harmed.name)
-        harmed.write_bytes(harmed.read_bytes()[:-1])
     found = find(params)
     number = 2 if damaged in ("latest", "best") else 1
     assert (found.path, found.checkpoint.position) == (directory, Position(number, 0))
@@ -283,24 +275,18 @@ def test_a_checkpoint_of_another_run_is_not_taken_from_a_shared_directory(tmp_pa
 
 
 def test_without_locks_a_run_that_may_be_alive_is_never_taken_over(tmp_path, monkeypatch):
-    params, again = parameters(tmp_path), parameters(tmp_path, "--rng_seed", "1")
-    plant(params, tmp_path / "EXP000/RUN000", (1, 0), status="running")
-    ended = plant(again, tmp_path / "EXP000/RUN001", (1, 0))
+    params, ended = (parameters(tmp_path / name) for name in ("running", "failed"))
+    plant(params, tmp_path / "running/EXP000/RUN000", (1, 0), status="running")
+    plant(ended, tmp_path / "failed/EXP000/RUN000", (1, 0))
     monkeypatch.setattr(fcntl, "flock", failing(errno.ENOSYS))
-    assert find(params).path.name == "RUN002"
-    # A run whose record says how it ended goes on, once.
-    assert find(again).path == ended
-    found = find(again)
-    assert found.path.name == "RUN002"
-    assert has_note(found, "another process continues it")
-
-
-def test_a_record_that_says_running_without_a_lock_is_left_alone(tmp_path):
-    params = parameters(tmp_path)
-    plant(params, tmp_path / "EXP000/RUN000", (1, 0), status="running", locked=False)
     found = find(params)
     assert found.path.name == "RUN001"
     assert has_note(found, "cannot be told")
+    # A run whose record says how it ended goes on, once.
+    assert find(ended).path.name == "RUN000"
+    found = find(ended)
+    assert found.path.name == "RUN001"
+    assert has_note(found, "another process continues it")
 
 
 @pytest.mark.parametrize("continues", [False, True])

@@ -75,20 +75,13 @@ def test_a_view_does_not_outlive_the_copy():
         pytest.skip("the memory of TensorFlow's variables")
     variable = keras.Variable(np.zeros((1000, 1000), "float32"))
 
-    def address():
-        return state.view_of(variable).__array_interface__["data"][0]
-
     places, out = set(), np.empty((1000, 1000), "float32")
     for number in range(6):
         state.LiveArray(variable).copy_into(slice(0, 1000), out)
         assert (out == number).all()
         variable.value.assign_add(np.ones((1000, 1000), "float32"))
-        places.add(address())
+        places.add(state.view_of(variable).__array_interface__["data"][0])
     assert len(places) <= 2  # the first update may move it
-    held = state.view_of(variable)
-    variable.value.assign_add(np.ones((1000, 1000), "float32"))
-    assert address() != held.__array_interface__["data"][0]
-    assert (held == number + 1).all()
 
 
 class Counter(keras.callbacks.Callback):
