@@ -55,9 +55,6 @@ class Checkpoint:
         self.facts: dict[str, Any] = self.manifest.facts
         self.num_ranks = self.manifest.num_ranks
 
-    def __repr__(self) -> str:
-        return f"Checkpoint({str(self.directory)!r})"
-
     @cached_property
     def arrays(self) -> Mapping[str, ArraySpec]:
         """The type and the shape of every array of the shared state, by name.
