@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from math import inf
 from pathlib import Path
 
 import pytest
@@ -125,8 +124,8 @@ def test_another_run_may_take_a_name_that_has_become_free(make_writer, save, roo
     assert stored.names() == [epoch(1), epoch(2), epoch(4), epoch(5)]
 
 
-def test_facts_are_those_of_the_moment_and_may_hold_lost_losses(make_writer, root):
-    history = {"loss": [1.0, inf]}
-    make_writer().save(Position(1, 0), {}, {}, history, wait=True)
-    history["loss"].clear()
-    assert latest(root).facts["loss"] == [1.0, inf]
+def test_the_latest_is_kept_whatever_is_asked(make_writer, save, root):
+    writer = make_writer(keep=lambda numbers: set())
+    assert save(writer, 1)
+    assert save(writer, 2)
+    assert CheckpointRoot(root).names() == [epoch(2)]

@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 import time
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -97,18 +98,20 @@ def test_what_is_saved_is_read(state, root, monkeypatch, num_ranks):
 def test_a_save_is_of_the_moment_it_was_called(make_writer, state, root, gate):
     writer = make_writer()
     before = state["weights/kernel"].copy()
-    seed = np.arange(3)
-    assert writer.save(Position(1, 0), sources(state), {"seed": seed}, {})
+    seed, losses = np.arange(3), [1.0, inf]
+    assert writer.save(Position(1, 0), sources(state), {"seed": seed}, {"loss": losses})
     assert writer.writing
     assert CheckpointRoot(root).names() == [], "before it is on the disk"
     assert not (root / "latest").is_symlink()
     state["weights/kernel"][:] = 0
     seed[:] = 0
+    losses.clear()
     gate.set()
     assert [each.name for each in writer.close().written] == [named(1)]
     saved = latest(root)
     np.testing.assert_array_equal(saved.read("weights/kernel"), before)
     np.testing.assert_array_equal(saved.rank_states()[0]["seed"], np.arange(3))
+    assert saved.facts == {"loss": [1.0, inf]}
 
 
 def test_one_that_is_being_written_is_not_overtaken(make_writer, save, root, said, gate):

@@ -142,10 +142,10 @@ def test_a_signal_saves_and_ends_the_epoch(make_saver, writer, is_finite):
 
 
 def test_a_best_epoch_that_is_put_off_by_accumulation_is_saved_as_the_best(make_saver, writer):
-    saver, _ = make_saver("--backward_passes_per_step 2")
-    run_epoch(saver, 0, val_loss=3.0)
-    run_epoch(saver, 1, val_loss=4.0)
-    assert writer.saved == writer.best == [(1, 1)]
+    saver, _ = make_saver("--backward_passes_per_step 12")
+    for epoch, loss in enumerate([3.0, 4.0, 4.0]):
+        run_epoch(saver, epoch, val_loss=loss)
+    assert writer.saved == writer.best == [(2, 2)]
 
 
 def test_after_a_best_epoch_that_could_not_be_written_a_worse_one_may_be_the_best(
