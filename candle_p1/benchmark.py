@@ -451,7 +451,7 @@ class Benchmark(ABC):
         elif missing and (named or self.recipe is None):
             raise ParameterError(
                 f"{self.name} also needs {', '.join(missing)}: name all files, or their directory"
-                " by --data_dir"
+                " with --data_dir"
             )
         unnamed = {
             name: (None, Origin("synthetic data" if name in needed else "not read"))

@@ -74,7 +74,7 @@ class Checkpoint(harness.BenchmarkComparison):
     BackupAndRestore and model.save. Shows how long training waits, when the data are safe on the
     disk, how fast they are written compared with a plain synced write of the same size, how much
     memory is used, and how much steps slow down meanwhile; then the intervals that Young and Daly
-    advise.
+    recommend.
     """
 
     examples: ClassVar[Sequence[str]] = (

@@ -223,7 +223,7 @@ def choose_transports(text: str | None, *, one_process: bool = False) -> list[st
         names = choose_names(text, TRANSPORTS, "--transport")
     elif not names:
         raise ParameterError(
-            "no library of communication is installed: install candle-p1[cpu] or candle-p1[jax-mpi]"
+            "no communication library is installed: install candle-p1[cpu] or candle-p1[jax-mpi]"
         )
     for name in names:
         if lacks := ", ".join(TRANSPORTS[name].missing()):

@@ -145,7 +145,9 @@ class Load(harness.BenchmarkComparison):
         None, "The loaders (default: all installed).", metavar="NAME,NAME,...", complete="loaders"
     )
     threads: int = option(
-        0, "Threads of a rank, if the loader uses some; 0: its share of cores.", within=(0, 1024)
+        0,
+        "Threads of a rank, if the loader uses several; 0: its share of the cores.",
+        within=(0, 1024),
     )
     num_repeats: int = harness.rounds_option(6, "Timed loads of each method", "--repeats")
     file_cache: str = option(

@@ -58,19 +58,19 @@ class Step(harness.BenchmarkComparison):
 
     baseline: str = option(
         "plain",
-        "Plain Keras (of several ranks: one process, and no averages of gradients), or nothing.",
+        "Compare with plain Keras (several ranks: one process, and no averaging), or not.",
         choices=["plain", "none"],
     )
     num_steps: int = harness.count_option(5, "Timed steps of a job, after a warm-up.", "--steps")
     num_rounds: int = harness.rounds_option(2, "Jobs of each variant", of=" steps in total")
     compare_env: str | None = option(
         None,
-        "Measure in turn in this interpreter's environment, such as JAX beside TensorFlow.",
+        "Also measure in this interpreter's environment, such as JAX beside TensorFlow.",
         metavar="PYTHON",
     )
     keras2: str | None = option(
         None,
-        "Compare with tf_keras in this directory, too, where `make keras2` has put it.",
+        "Also compare with tf_keras in this directory, where `make keras2` has installed it.",
         metavar="DIRECTORY",
     )
     by_weight: bool = option(False, "List the differences of each weight between variants.")

@@ -80,8 +80,8 @@ class Best:
         rises = is_rising(metric)
         if rises is None:
             raise ParameterError(
-                f"{parameter}: it is not known whether {metric!r} should fall or rise; use the"
-                " loss, or a metric named as one of Keras's"
+                f"{parameter}: cannot tell whether {metric!r} should fall or rise; use the loss, or"
+                " one of Keras's metrics"
             )
         self.metric, self._rises = long_name(metric), rises
         self.value: float | None = None

@@ -21,7 +21,7 @@ def command(a: Path, b: Path, json_file: Path | None) -> None:
     """Compare A and B: times of all phases, energy and quality, and list all differences.
 
     Each is a run.json, or a directory, which stands for all runs in or below it. A difference is
-    claimed where the 95 % interval of the ratio excludes 1, which takes 4 runs against 4.
+    claimed where the 95 % interval of the ratio excludes 1, which requires 4 runs on each side.
     """
     from candle_p1.reports.compare import Side, compare
     from candle_p1.training.screen import Screen

@@ -26,8 +26,8 @@ MODES = ("strong", "weak", "batch")
 @click.option(
     "--machine",
     shell_complete=base.complete_machine,
-    help="With --from: the machine whose ranks per node are used, by default those of the runs."
-    " Without, it has to be summit: the paper's published values are used.",
+    help="With --from, the machine whose number of ranks per node is used; by default that of the"
+    " runs. Without --from, it must be summit, and the paper's values are used.",
 )
 @click.option("--ranks", type=base.NumberList(10**6), required=True, help="Numbers of ranks.")
 @click.option(
@@ -40,7 +40,7 @@ MODES = ("strong", "weak", "batch")
 @click.option(
     "--mode",
     type=click.Choice(MODES),
-    help="The mode of scaling; by default all for which there is something to predict from.",
+    help="The mode of scaling; by default all for which there are data.",
 )
 @comm_option
 @click.option(
@@ -89,8 +89,8 @@ def command(
     elif comm or machine != "summit" or mode == "batch":
         given = f"--machine {machine}: " if machine else ""
         raise ModelError(
-            f"{given}give runs with --from DIR, or --machine summit for the paper's values, which"
-            " are not for other machines, --comm or --mode batch"
+            f"{given}give runs with --from DIR, or use the paper's values: --machine summit,"
+            " without --comm and --mode batch"
         )
     else:
         found = forecasts.forecast_paper(benchmark, modes, ranks, changed)

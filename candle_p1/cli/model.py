@@ -12,7 +12,7 @@ from candle_p1.text import count
 
 PATH = click.Path(path_type=Path)
 comm_option = click.option(
-    "--comm", type=PATH, help="What bench comm has measured: gives latency and bandwidth."
+    "--comm", type=PATH, help="JSON file of bench comm, with latency and bandwidth."
 )
 
 

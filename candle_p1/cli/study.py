@@ -54,7 +54,9 @@ def _plan_options(function: Callable[..., None]) -> Callable[..., None]:
     for option in (
         flags_argument,
         number_option("--seed", "seed", "Seed of the order of the runs.", least=0),
-        number_option("--repeats", "repeats", "Number of runs of each point.", most=MAX_RUNS),
+        number_option(
+            "--repeats", "repeats", "Number of runs of each configuration.", most=MAX_RUNS
+        ),
         click.option("--ranks", type=NumberList(), help="Numbers of ranks."),
         _output,
         _size,

@@ -137,8 +137,8 @@ def _read_nodes(context: click.Context, parameter: click.Parameter, text: str | 
 @number_option(
     "--chain",
     "num_jobs",
-    "Submit so many jobs, each of which continues the run from its newest checkpoint after the one"
-    " before has ended, until it is complete. With --study, up to so many jobs for each run.",
+    "Number of jobs to submit; each continues the run from its newest checkpoint after the previous"
+    " job has ended, until the run is complete. With --study, the most jobs for each run.",
     most=MAX_CHAIN,
 )
 @click.option(
@@ -178,7 +178,7 @@ def command(
     not reproducible bit for bit (--deterministic False). All other flags go to the benchmark. The
     script is saved beside the record.
 
-    With --study, every run of the study becomes a job, which waits for the one before. Repeating
+    With --study, every run of the study becomes a job, which waits for the previous one. Repeating
     the command submits the runs that are neither done nor submitted.
 
     With --stage_env or --container, thousands of ranks do not read Python's many small files from
@@ -191,9 +191,9 @@ def command(
     chosen, machine = find_benchmark(benchmark), load_machine(machine_name)
     num_jobs, image, dry_run = given["num_jobs"], given["container"], given["dry_run"]
     if given["as_array"] and (study is None or num_jobs is not None):
-        raise ParameterError("--array goes with --study, and without --chain")
+        raise ParameterError("--array requires --study, and cannot be combined with --chain")
     if given["stage_env"] and image is not None:
-        raise ParameterError("--stage_env and --container exclude each other: an image is one file")
+        raise ParameterError("--stage_env and --container cannot be combined: an image is one file")
     options = JobOptions(
         project=given["project"],
         queue=given["queue"],
@@ -325,7 +325,7 @@ def _chain_note(scheduler: Scheduler, num_jobs: int) -> str:
     if not scheduler.wait:
         return f"run up to {num_jobs} times, one after the other, until the run is complete"
     wait = shlex.join(option.format("JOB") for option in scheduler.wait)
-    return f"submitted {num_jobs} times, after the first with {wait}, where JOB is the one before"
+    return f"submitted {num_jobs} times, after the first with {wait}, where JOB is the previous one"
 
 
 def _say_submitted(ids: list[str], script: Path) -> None:

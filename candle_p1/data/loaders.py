@@ -98,7 +98,7 @@ def _read(source: Source, method: str, layout: CsvLayout) -> Table:
         expected = read_together(path, layout)  # raises an error that names the field
     if expected and not _is_same(table, expected):
         raise DataError(
-            f"loader {method} does not read the values that the file has: choose another --loader",
+            f"loader {method} reads other values than the file has: choose another --loader",
             path,
         )
     return table

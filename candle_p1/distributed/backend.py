@@ -78,8 +78,7 @@ def choose_backend(engine: str = AUTO) -> str:
     for name, where in ((told, f"{VARIABLE} is"), (imported, "Keras is already imported with")):
         if name is not None and name not in BACKENDS:
             raise SetupError(
-                f"{where} {name}, with which nothing is trained here: set {VARIABLE} to"
-                f" {' or '.join(BACKENDS)}"
+                f"{where} {name}, which is not supported: set {VARIABLE} to {' or '.join(BACKENDS)}"
             )
     if engine != AUTO and told not in (None, ENGINES[engine].backend):
         raise SetupError(

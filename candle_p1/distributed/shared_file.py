@@ -42,7 +42,8 @@ def open_nameless(directory: Path, num_bytes: int, node: Communicator) -> int:
             file, name = tempfile.mkstemp(prefix="candle_p1-", dir=directory)
         except OSError as error:
             raise NoRoomError(
-                f"no file for the data that the ranks of a node share: {error.strerror}", directory
+                f"cannot create a file for data that the ranks of a node share: {error.strerror}",
+                directory,
             ) from error
         os.truncate(file, num_bytes)
         os.close(file)

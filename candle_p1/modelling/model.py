@@ -107,14 +107,14 @@ def fit_model(
     """
     if len(observations) < 2:
         raise ModelError(
-            f"a model takes at least 2 runs of a series, and there is {len(observations)}: repeat"
+            f"a model needs at least 2 runs of a series, but there is {len(observations)}: repeat"
             " the runs"
         )
     counts = {each.shape.num_ranks for each in observations}
     if len(counts) < 2:
         raise ModelError(
-            f"all runs are on {count(counts.pop(), 'rank')}, which tells nothing of others: a model"
-            " takes at least 2 numbers of ranks"
+            f"all runs are on {count(counts.pop(), 'rank')}: a model needs runs on at least 2"
+            " numbers of ranks"
         )
     random = np.random.default_rng(seed)
     shapes = [each.shape for each in observations]
@@ -152,8 +152,8 @@ def _bootstrap(
     most_terms = max(len(fit.chosen) for fit in first)
     if len(shapes) <= most_terms:
         raise ModelError(
-            f"{count(len(shapes), 'run')} leave nothing to estimate the scatter from, with"
-            f" {most_terms} terms for a phase: repeat the runs"
+            f"{count(len(shapes), 'run')} are too few to estimate the scatter, with {most_terms}"
+            " terms for a phase: repeat the runs"
         )
     # Times a normal deviate, the spread is one of Student's t with the degrees of freedom; what
     # fitting the terms has taken from the deviations is given back.

@@ -90,7 +90,7 @@ def _convolutions(params: ParameterSet, length: int) -> list[_Convolution]:
         length = positions // (pool_size or 1)
         if length < 1:
             raise ParameterError(
-                f"conv {conv} and pool {pool} leave nothing of the input after convolution"
+                f"conv {conv} and pool {pool} need a longer input: none is left after convolution"
                 f" {i + 1}; use shorter kernels or pools"
             )
         num_weights = positions * kernel_size * channels * filters

@@ -270,7 +270,7 @@ _declare(
         "ckpt_save_best",
         bool,
         True,
-        "where there are checkpoints, save also every epoch that is the best so far",
+        "where there are checkpoints, also save every epoch that is the best so far",
     ),
     Parameter("ckpt_save_best_metric", str, "val_loss", "metric by which the best epoch is chosen"),
     Parameter(
@@ -300,7 +300,8 @@ _declare(
         "ckpt_restart_mode",
         str,
         "auto",
-        "restart from a checkpoint: never, if there is one, or always",
+        "restart from a checkpoint: never (off), if there is one (auto), or fail without one"
+        " (required)",
         choices=("off", "auto", "required"),
     ),
     Parameter(
@@ -458,7 +459,7 @@ _declare(
         "backward_passes_per_step",
         int,
         1,
-        "batches whose gradients are averaged per step",
+        "batches whose gradients are accumulated before they are averaged",
         minimum=1,
     ),
     Parameter(

@@ -227,8 +227,8 @@ class Declaration:
             raise UnknownFlagError(flag, ["--help", *names])
         if len(found) > 1:
             raise ParameterError(
-                f"{flag} is the beginning of several flags: {', '.join(f'--{n}' for n in found)};"
-                " write one of them in full"
+                f"{flag} is ambiguous: it may stand for {', '.join(f'--{n}' for n in found)};"
+                " write the flag in full"
             )
         return found[0]
 

@@ -191,7 +191,7 @@ def make_plan(study: Study, choice: Choice, output: Path, directory: Path | None
     number = repeats * prod(map(len, crossed))
     if number > MAX_RUNS:
         raise ParameterError(
-            f"{study.path}: these would be {number:.3g} runs; a study has at most {MAX_RUNS:,}"
+            f"{study.path}: the study has {number:.3g} runs; at most {MAX_RUNS:,} are allowed"
         )
     first = [
         run for each in study.benchmark for run in _points(study, size, each, choice, directory)

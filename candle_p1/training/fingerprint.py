@@ -95,8 +95,7 @@ class TrainingState(_Facts):
             problem = error.errors()[0]
             where = ".".join(map(str, problem["loc"]))
             raise CheckpointError(
-                f"{checkpoint.directory} is not the checkpoint of a training: {where}:"
-                f" {problem['msg']}"
+                f"{checkpoint.directory} is not a checkpoint of a run: {where}: {problem['msg']}"
             ) from None
 
 

@@ -175,8 +175,8 @@ class RunDirectory:
             if evaluates:
                 cause, instead = "train_bool False leaves random weights", "set --eval_bool False"
             raise ParameterError(
-                f"{cause}: there is no checkpoint to continue from{reasons}. Name its directory by"
-                f" --ckpt_directory, or {instead}"
+                f"{cause}: there is no checkpoint to continue from{reasons}. Name its directory"
+                f" with --ckpt_directory, or {instead}"
             )
         if self._path is None:
             self._begin()

@@ -255,8 +255,8 @@ def _check_names(comm: Communicator) -> None:
         problem = f"is {address} here, where other nodes cannot connect"
     raise SetupError(
         f"node {platform.node()}: JAX's collectives on CPUs (Gloo) listen at the address of the"
-        f" host's name, which {problem}: let the name mean an address of the network"
-        " (/etc/hosts), or use --engine horovod"
+        f" host's name, which {problem}: make it resolve to an address of the"
+        " network (/etc/hosts), or use --engine horovod"
     )
 
 

@@ -58,8 +58,8 @@ class Reducer(ABC):
         """Raises SetupError if a library takes this rank for another one; the message says why."""
         if (rank, size) != (self.comm.rank, self.comm.size):
             raise SetupError(
-                f"this is rank {rank} of {size} for {self.name} and rank {self.comm.rank} of"
-                f" {self.comm.size} for MPI: {why}"
+                f"this process is rank {rank} of {size} in {self.name}, but rank"
+                f" {self.comm.rank} of {self.comm.size} in MPI: {why}"
             )
 
     @abstractmethod
