@@ -9,7 +9,7 @@ import pytest
 from candle_p1.errors import ParameterError
 from candle_p1.modelling.forecast import Changes, forecast
 from candle_p1.modelling.paper import READINGS, paper_source, rest_s
-from candle_p1.reports.forecasts import gains_to_check, inputs_used, paper_inputs
+from candle_p1.reports.forecasts import forecast_paper, gains_to_check, inputs_used, paper_inputs
 
 
 def gain_of(benchmark, mode, num_ranks, changes=Changes()):  # noqa: B008
@@ -78,3 +78,12 @@ def test_what_if_a_job_were_faster_or_trained_more():
     assert more["value"] < gain_of("nt3", "weak", 3072)["value"]
     with pytest.raises(ParameterError, match="--set batch_size"):
         gain_of("nt3", "weak", 3072, Changes(batch_size=40))
+
+
+def test_forecasts_of_the_paper_stand_beside_what_it_prints_and_what_it_does_not():
+    strong, weak = forecast_paper("p1b1", ("strong", "weak"), [384], Changes())
+    assert [each["printed_percent"] for each in strong["checks"]] == [78.25, 78.25]
+    assert weak["checks"] == []
+    for found in (strong, weak):
+        assert any(note.startswith("not printed: ") for note in found["notes"])
+        assert found["points"][0]["energy_j"] is None
