@@ -29,26 +29,11 @@ CHOICES = {"size": ("full", "small"), "data_type": ("bf16", "f16", "f32", "f64")
 NT3 = Declaration(
     *DECLARED, program="nt3_baseline_keras2.py", description="NT3, 100%", choices=CHOICES
 )
-MODEL_FILE = """\
-; the shape of CANDLE's own file
-[Global_Params]
-data_url = 'http://ftp.example.org/normal-tumor/'
-# two convolutions
-conv = [128, 20, 1, 128, 10, 1]
-dense=[200,20]
-activation='relu'
-loss = 'categorical_crossentropy'
-optimizer = 'sgd'
-metrics = 'accuracy'
-epochs = 400
-batch_size = 20
-learning_rate = 0.001
-dropout = 0.1
-
-[Monitor_Params]
-timeout = 3600
-"""
-NEEDED = "[Global_Params]\nepochs=8\nbatch_size=20\nloss='mse'\noptimizer='sgd'\nmetrics='mse'\n"
+NEEDED = "[Global_Params]\nepochs=400\nbatch_size=20\nloss='mse'\noptimizer='sgd'\nmetrics='mse'\n"
+MODEL_FILE = (
+    NEEDED + "conv = [128, 20, 1, 128, 10, 1]\nlearning_rate = 0.001\n[Monitor_Params]\n"
+    "timeout = 3600\n"
+)
 NEEDED_FLAGS = ["-e", "1", "-z", "1", "--loss=a", "--optimizer=b", "--metrics=c"]
 
 
@@ -286,7 +271,7 @@ def test_help_shows_the_allowed_values_and_the_current_one(model_file, capsys, m
         "usage: nt3_baseline_keras2.py ",
         "NT3, 100%",
         "[one of bf16, f16, f32, f64; default: 'f32']",
-        "at most 10000000; default: 400 (model file nt3_default_model.txt, line 11)]",
+        "at most 10000000; default: 400 (model file nt3_default_model.txt, line 2)]",
         "--conv INT [INT ...]",
     ):
         assert part in shown
@@ -329,7 +314,7 @@ def test_what_drivers_get_can_be_copied_and_pickled(params, duplicate):
 
 def test_written_files_say_where_values_come_from(params):
     text = params.replace({"run_id": "x\n'y'"}).to_text()
-    assert "\nconv = [128, 20, 1, 128, 10, 1]  # model file nt3_default_model.txt, line 5\n" in text
+    assert "\nconv = [128, 20, 1, 128, 10, 1]  # model file nt3_default_model.txt, line 7\n" in text
     assert "\nrun_id = \"x\\n'y'\"  # program\n" in text
 
 
