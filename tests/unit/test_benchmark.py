@@ -79,12 +79,6 @@ def test_commands_find_a_benchmark_by_what_messages_call_it(monkeypatch):
     assert (mnist.argument, NT3.argument) == ("mnist", "nt3")
 
 
-def test_without_files_the_data_are_synthetic():
-    located = locate_files(NT3, bind())
-    assert located.synthetic
-    assert set(located.paths) == {"train", "test"}
-
-
 def test_a_named_file_takes_precedence_over_the_directory(files, tmp_path):
     (tmp_path / "other.csv").write_text("0,1\n")
     located = locate_files(NT3, bind("--data_dir", "data", "--test_data", "other.csv"))

@@ -135,14 +135,8 @@ def test_mlperfs_own_checker_accepts_a_log(run, path, tmp_path, rules):
     own = tmp_path / "rules.yaml"
     own.write_text(yaml.dump(kept))
 
-    def is_accepted():
-        checker = mlp_compliance.make_checker(rules.split("_")[0], "5.1.0", False, True)
-        return checker.check_file(str(path), str(own))
-
-    assert is_accepted()
-    text = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(line for line in text if '"run_stop"' not in line))
-    assert not is_accepted()
+    checker = mlp_compliance.make_checker(rules.split("_")[0], "5.1.0", False, True)
+    assert checker.check_file(str(path), str(own))
 
 
 def test_a_killed_run_is_aborted_and_goes_on_with_its_log_as_it_was_at_the_checkpoint(run, path):

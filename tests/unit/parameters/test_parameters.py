@@ -392,32 +392,23 @@ def test_what_asks_for_nothing_causes_no_warning(model_file):
 
 
 @pytest.mark.parametrize(
-    ("old", "name", "value"),
-    [
-        ("drop", "dropout", 0.5),
-        ("out_act", "out_activation", "softmax"),
-        ("validation_split", "val_split", 0.2),
-        ("save", "save_path", "there"),
-        ("file_train", "train_data", "a.csv"),
-        ("file_test", "test_data", "b.csv"),
-        ("url_p1b1", "data_url", "http://there/"),
-        ("tb", "tensorboard", True),
-    ],
+    ("old", "name", "value"), [("save", "save_path", "there"), ("tb", "tensorboard", True)]
 )
 def test_candles_earlier_names_are_read(params, tmp_path, old, name, value):
     path = tmp_path / "old.txt"
-    path.write_text(f"{NEEDED}{old} = {value!r}\n")
+    line = f"{old} = {value!r}\n"
+    path.write_text(NEEDED + line)
     read = NT3.parse([], path)
     assert (read[name], str(read.origin(name))) == (value, "model file old.txt, line 7")
     assert NT3.parse([f"--{old}", str(value)], path)[name] == value
     edited = EditableParameters(params)
     edited[old] = value
     assert NT3.bind(edited)[name] == value
-    path.write_text(f"{NEEDED}{old} = {value!r}\n{name} = {value!r}\n")
-    with pytest.raises(ParameterError, match=rf"'{name}' is set twice .* lines 7 and 8"):
+    path.write_text(f"{NEEDED}{line}{name} = {value!r}\n")
+    with pytest.raises(ParameterError, match=rf"'{name}' .* lines 7 and 8"):
         NT3.parse([], path)
     if NT3.parameters[name].optional:  # as in what Supervisor writes
-        for lines in (f"{name} = None\n{old} = {value!r}\n", f"{old} = {value!r}\n{name} = None\n"):
+        for lines in (f"{name} = None\n{line}", f"{line}{name} = None\n"):
             path.write_text(NEEDED + lines)
             assert NT3.parse([], path)[name] == value
     own = Declaration(PARAMETERS, [Parameter(old, str, "its own", "")], choices=CHOICES)
