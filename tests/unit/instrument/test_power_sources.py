@@ -12,7 +12,7 @@ from candle_p1.instrument.power import amd, choose, gpus
 from candle_p1.instrument.power.amd import AmdSource
 from candle_p1.instrument.power.choose import check_names, open_sources
 from candle_p1.instrument.power.cray import CraySource
-from candle_p1.instrument.power.gpus import JobGpus, select, visible_here
+from candle_p1.instrument.power.gpus import JobGpus, visible_here
 from candle_p1.instrument.power.nvml import NvmlSource
 from candle_p1.instrument.power.rapl import RaplSource
 from candle_p1.instrument.power.source import SensorError
@@ -132,37 +132,30 @@ def test_cray_counters_that_are_no_longer_updated_fail(pm_counters):
 
 
 UUIDS = ["GPU-aa11", "GPU-ab22", "GPU-cc33", "GPU-dd44"]
-H100 = ["H100"] * 4
 
 
-@pytest.mark.parametrize(
-    ("value", "indices"),
-    [
-        ("3, 1", [3, 1]),
-        ("GPU-dd44,0,GPU-cc", [3, 0, 2]),
-        ("", []),
-        ("0,-1,2", [0]),  # up to the first that matches none
-        ("0,7,2", [0]),
-        ("1,GPU-a,2", [1]),  # two UUIDs begin like this
-    ],
-)
-def test_visible_gpus_are_read_as_cuda_reads_them(value, indices):
-    assert select(value, UUIDS) == indices
+def cuda(visible):
+    return {"CUDA_VISIBLE_DEVICES": str(visible)}
 
 
 @pytest.mark.parametrize(
     ("ranks", "positions", "indices"),
     [
-        ([{}, {}, {}], None, [0, 1, 2]),
-        ([{}, {}], [3, 1], [1, 3]),
-        ([{"CUDA_VISIBLE_DEVICES": str(k)} for k in range(4)], None, [0, 1, 2, 3]),  # jsrun -g1
-        ([{"CUDA_VISIBLE_DEVICES": "2,3"}] * 3, None, [2, 3]),  # ranks that share one
-        ([{"CUDA_VISIBLE_DEVICES": ""}], None, []),
+        ([{}] * 3, None, [0, 1, 2]),
+        ([{}] * 2, [3, 1], [1, 3]),
         ([{}], [], []),
+        ([cuda(k) for k in range(4)], None, [0, 1, 2, 3]),  # jsrun -g1
+        ([cuda("2,3")] * 3, None, [2, 3]),  # ranks that share one
+        ([cuda("3, 1")], None, [3]),
+        ([cuda("GPU-dd44,0,GPU-cc")] * 3, None, [0, 2, 3]),
+        ([cuda("")], None, []),
+        ([cuda("0,-1,2")] * 2, None, [0]),  # up to the first that matches none
+        ([cuda("0,7,2")] * 2, None, [0]),
+        ([cuda("1,GPU-a,2")] * 2, None, [1]),  # two UUIDs begin like this
     ],
 )
 def test_the_gpus_of_a_job_are_those_its_ranks_compute_on(ranks, positions, indices):
-    assert JobGpus(ranks, positions).choose(UUIDS, H100, gpus.NVIDIA) == indices
+    assert JobGpus(ranks, positions).choose(UUIDS, ["H100"] * 4, gpus.NVIDIA) == indices
 
 
 @pytest.mark.parametrize(
@@ -170,8 +163,8 @@ def test_the_gpus_of_a_job_are_those_its_ranks_compute_on(ranks, positions, indi
     [
         ({"ROCR_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "1"}, 3),
         ({"ROCR_VISIBLE_DEVICES": "2,3"}, 2),
-        ({"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "1"}, 1),
-        ({"CUDA_VISIBLE_DEVICES": "3"}, 3),  # HIP reads it too
+        ({"HIP_VISIBLE_DEVICES": "1"} | cuda(0), 1),
+        (cuda(3), 3),  # HIP reads it too
     ],
 )
 def test_hip_selects_among_what_rocr_has_left(monkeypatch, settings, index):
@@ -184,9 +177,9 @@ def test_hip_selects_among_what_rocr_has_left(monkeypatch, settings, index):
     ("settings", "indices"),
     [
         ({}, None),
-        ({"CUDA_VISIBLE_DEVICES": "1"}, None),
-        ({"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, [1]),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-ab22"}, [1]),
+        (cuda(1), None),
+        (cuda(1) | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, [1]),
+        (cuda("GPU-ab22"), [1]),
     ],
 )
 def test_numbers_of_different_gpus_are_ambiguous(settings, indices):
@@ -287,7 +280,7 @@ DENIED = NVMLError_NoPermission("Insufficient Permissions")
 )
 def test_a_lost_gpu_hides_and_renumbers_no_other(install_nvml, card, visible, channels, num_absent):
     install_nvml(H100_CARD, card, H100_CARD)
-    source = NvmlSource(JobGpus([{"CUDA_VISIBLE_DEVICES": visible}] * len(visible.split(","))))
+    source = NvmlSource(JobGpus([cuda(visible)] * len(visible.split(","))))
     assert [c.device.removeprefix("gpu:GPU-") for c in source.channels] == channels.split(",")
     assert list(source.absent.values()) == ["GPU is lost"] * num_absent
 
@@ -322,7 +315,7 @@ def test_a_card_that_shows_nothing_of_this_job_is_absent(install_nvml, card, rea
 def test_nvml_is_closed_if_there_is_nothing_to_read(install_nvml, visible):
     nvml = install_nvml(H100_CARD)
     with pytest.raises(SensorError, match=visible or "NVIDIA"):
-        NvmlSource(JobGpus([{"CUDA_VISIBLE_DEVICES": visible}]))
+        NvmlSource(JobGpus([cuda(visible)]))
     assert nvml.num_open == 0
 
 
