@@ -70,6 +70,8 @@ def test_a_phase_measures_what_it_uses(tmp_path):
             memory = mmap.mmap(-1, num_bytes)
             memory.write(b"x" * num_bytes)
             del memory
+            with phases("small"):
+                pass
         (tmp_path / "file").read_bytes()
         sum(range(1_000_000))
     with phases("second"):
