@@ -8,9 +8,13 @@ from click.testing import CliRunner
 from candle_p1.models.fast.convolution_algorithms import ALGORITHMS
 from tests.conftest import NEEDS_HOROVOD, ROOT
 from tools import convolutions
-from tools.convolutions import Case, analyse, step_of
+from tools.convolutions import Case, analyse, cases, step_of
 
 STORED = ROOT / "tests/files/convolution_times.csv"
+
+
+def test_every_algorithm_is_timed():
+    assert {name for case in cases() for name in case.algorithms} == set(ALGORITHMS)
 
 
 def test_the_rule_mostly_chooses_the_fastest_algorithm():
