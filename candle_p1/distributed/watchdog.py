@@ -29,9 +29,9 @@ from candle_p1.distributed.launch_environment import (
 )
 from candle_p1.errors import DistributedError, SetupError
 from candle_p1.failure import progress, protocol
+from candle_p1.failure._native import process_state
 from candle_p1.failure.agent import RankAgent, connect_to_own_server, launcher
 from candle_p1.failure.connections import num_files
-from candle_p1.failure.hangs import process_state
 from candle_p1.failure.protocol import Endpoint, Limits
 
 if TYPE_CHECKING:

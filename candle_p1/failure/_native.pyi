@@ -2,6 +2,14 @@
 
 from collections.abc import Sequence
 
+FAILED: int
+INTERRUPTED: int
+"""The exit codes of ranks that are told to end, as are those of an interrupted run."""
+BEAT_S: float
+"""How often a rank says how far it has come."""
+LAUNCHER_S: int
+"""How long a launcher that is stopped, or has lost a node, may take to end after its ranks."""
+
 class Agent:
     """A thread that ends this process when its job has failed.
 
@@ -88,6 +96,18 @@ class Agent:
     @property
     def signal_fd(self) -> int:
         """A file descriptor to which the numbers of signals are to be written."""
+
+def was_stopped(seconds: float) -> str:
+    """Returns what has happened to a process, for a message."""
+
+def process_state(pid: int) -> str:
+    """Returns the letter of a process's state on this host; "" if there is no such process."""
+
+def is_gone(pid: int) -> bool:
+    """Whether a process of this host has ended."""
+
+def is_segment(name: str) -> bool:
+    """Whether a file is one through which Open MPI's ranks of a node exchange messages."""
 
 def remove_shared_memory() -> None:
     """Removes the files of the shared memory of MPI that this process has mapped."""

@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from candle_p1.failure import _native, progress
-from candle_p1.failure.diagnosis import has_stalled, may_have_lost_peer
-from candle_p1.failure.hangs import ENDED, process_state
-from candle_p1.failure.protocol import BEAT_S, Limits, encode
+from candle_p1.failure.diagnosis import MEMORY, has_stalled, may_have_lost_peer
+from candle_p1.failure.protocol import Limits, encode
 from candle_p1.failure.server import WatchdogServer
 from candle_p1.failure.signals import RunSignals
 
@@ -54,9 +53,6 @@ ABORT_DELAY_S = 3
 """Longer than the server waits for news of what may be the cause."""
 SESSION = re.compile(r"(?:ompi|prted)\.(\d+)")
 """The directories that Open MPI 5's launcher and daemons make, with their process ids."""
-SEGMENT = re.compile(r"(?:sm|vader)_segment\..+")
-"""The files through which its ranks exchange messages."""
-MEMORY = Path("/dev/shm")
 OLD_S = 60.0
 """What is younger may belong to a job that is starting."""
 LOCAL = ("btrfs", "ext2", "ext3", "ext4", "overlay", "tmpfs", "xfs", "zfs")
@@ -132,19 +128,18 @@ def remove_leftovers() -> None:
     session = launcher()[1]
     if not session or str(Path("/proc/self/ns/pid").readlink()) != FIRST_NAMESPACE:
         return
-    for directory in _old_files(Path(session).parent, SESSION):
+    for directory in _old_files(Path(session).parent):
         named = SESSION.fullmatch(directory.name)
-        assert named is not None
-        if process_state(int(named[1])) in ENDED:
+        if named and _native.is_gone(int(named[1])):
             rmtree(directory, ignore_errors=True)
-    if segments := _old_files(MEMORY, SEGMENT):
+    if segments := [path for path in _old_files(MEMORY) if _native.is_segment(path.name)]:
         mapped = _mapped_files()
         for segment in segments:
             if str(segment) not in mapped:
                 segment.unlink(missing_ok=True)
 
 
-def _old_files(directory: Path, name: re.Pattern[str]) -> list[Path]:
+def _old_files(directory: Path) -> list[Path]:
     """Returns what is old and this user's in a directory of this node."""
     found: list[Path] = []
     with suppress(OSError), os.scandir(directory) as entries:
@@ -153,8 +148,7 @@ def _old_files(directory: Path, name: re.Pattern[str]) -> list[Path]:
         for entry in entries:
             with suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
-                is_old = status.st_mtime < time.time() - OLD_S
-                if name.fullmatch(entry.name) and is_old and status.st_uid == os.getuid():
+                if status.st_mtime < time.time() - OLD_S and status.st_uid == os.getuid():
                     found.append(Path(entry.path))
     return found
 
@@ -304,7 +298,7 @@ class RankAgent:
         self._native.disarm()
         stalled = has_stalled(message)
         if stalled:
-            time.sleep(2 * BEAT_S)  # the other ranks' step counts must arrive first
+            time.sleep(2 * _native.BEAT_S)  # the other ranks' step counts must arrive first
         error: dict[str, Any] = {"message": message[:MAX_CHARS], "stalled": stalled}
         error["lost_peer"] = may_have_lost_peer(message)
         self._send(error=error | {"traceback": traceback and traceback[-MAX_CHARS:]})

@@ -9,9 +9,9 @@ that it has not begun, or after a collective that all but it have left.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from candle_p1.failure._native import process_state, was_stopped
 from candle_p1.failure.progress import FOR_ALL, FOR_DISK, NOT_WAITING
 from candle_p1.failure.protocol import AWAKE_S
 from candle_p1.failure.rank_state import ProcessFault
@@ -28,22 +28,8 @@ OUTSIDE_TRAINING = 6
 """So many times as long as in training, ranks may wait in other phases: one rank may make the data,
 or have to load its libraries from a slow file system."""
 TRAINING = "train"
-STOPPED, HALTED, ENDED = "T", "t", ("", "Z", "X")
-"""States of processes in Linux's /proc: by a signal; by a debugger; of those that have ended."""
-
-
-def process_state(pid: int) -> str:
-    """Returns the letter of a process's state on this host; "" if there is no such process."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return ""
-    return text[text.rindex(")") + 2 :][:1]
-
-
-def was_stopped(seconds: float) -> str:
-    """Returns what has happened to a process, for a message."""
-    return f"was stopped (SIGSTOP) for {seconds:g} s"
+STOPPED, HALTED = "T", "t"
+"""States of processes in Linux's /proc: by a signal, and by a debugger."""
 
 
 class HangDetector:

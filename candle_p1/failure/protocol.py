@@ -40,8 +40,6 @@ MAX_REASON_CHARS = 4000
 """An order is so short that a socket takes it as a whole."""
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 SAVE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-BEAT_S = 1.0
-"""How often a rank says how far it has come."""
 AWAKE_S = 3.0
 """A rank that was heard within this time is running."""
 

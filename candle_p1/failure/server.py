@@ -37,8 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from candle_p1.errors import EXIT_CODE
-from candle_p1.failure import progress
+from candle_p1.failure import _native, progress
 from candle_p1.failure.connections import MAX_STRANGERS, Connections, make_room
 from candle_p1.failure.diagnosis import (
     Diagnosis,
@@ -46,7 +45,7 @@ from candle_p1.failure.diagnosis import (
     find_cause,
     find_consequence,
 )
-from candle_p1.failure.hangs import STOPPED, HangDetector, process_state
+from candle_p1.failure.hangs import STOPPED, HangDetector
 from candle_p1.failure.protocol import (
     SAVE_SIGNALS,
     SIGNALS,
@@ -75,8 +74,6 @@ FAREWELL_S = 10.0
 STOPPED_S = 1.0
 """How long they have before those that are stopped are killed, after which their launcher ends the
 others, which may still have to print the reason."""
-LAUNCHER_S = 3.0
-"""How long a launcher that is stopped, or has lost a node, may take to end after its ranks."""
 LOOK_S = 0.25
 """How often the server looks at all ranks, of which there may be thousands, without news."""
 URGENT = frozenset(("launcher_fault", "error", "signal", "closed"))
@@ -251,7 +248,7 @@ class WatchdogServer:
         """Completes the record, tells the ranks to end, and waits until they are gone."""
         reason = diagnosis.reason + self._end_record(diagnosis)
         is_failed = diagnosis.status == "failed"
-        code = EXIT_CODE + 1 if is_failed else 128 + signal.SIGTERM
+        code = _native.FAILED if is_failed else _native.INTERRUPTED
         # In a run that nobody watches, each rank's own server tells that rank of a signal.
         speaks = is_failed or any(rank.rank == 0 for rank in self.ranks)
 
@@ -279,7 +276,7 @@ class WatchdogServer:
         """Kills the ranks of this host that are stopped, and so do not obey."""
         for rank in self.ranks:
             is_here = rank.host == self._host and not rank.closed
-            if is_here and process_state(rank.pid) == STOPPED:
+            if is_here and _native.process_state(rank.pid) == STOPPED:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(rank.pid, signal.SIGKILL)
 
@@ -289,7 +286,7 @@ class WatchdogServer:
         It ignores SIGTERM. Its directory would keep a later one of the same process id from
         starting.
         """
-        launcher, until = self._launcher, time.monotonic() + LAUNCHER_S
+        launcher, until = self._launcher, time.monotonic() + _native.LAUNCHER_S
         if launcher is None:
             return
         with suppress(psutil.Error):

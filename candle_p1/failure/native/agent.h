@@ -43,7 +43,8 @@ namespace failure {
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
-constexpr int kFailed = 3, kInterrupted = 128 + SIGTERM;  // exit codes
+constexpr int kFailed = 3;  // exit codes; that of an error of the user is 2
+constexpr int kInterrupted = 128 + SIGTERM;
 constexpr Seconds kLook{1};       // between two looks and beats
 constexpr Seconds kFlush{1};      // for Python to flush its output
 constexpr Seconds kFarewell{3};   // for what is left to be sent
@@ -51,6 +52,13 @@ constexpr Seconds kAnswer{6};     // for the server to end this process after a 
 constexpr Seconds kRecord{5};     // for the record to be completed in place of a dead server
 constexpr Seconds kLast{15};      // for the process to end, whatever blocks
 constexpr int kLauncherEnds = 3;  // s, for a launcher to end once its ranks have gone
+
+// What has happened to a process, for a message.
+inline std::string was_stopped(double seconds) {
+  char text[64];
+  std::snprintf(text, sizeof text, "was stopped (SIGSTOP) for %g s", seconds);
+  return text;
+}
 
 // What a connected rank is called, and what is done if its server dies.
 struct Watched {
@@ -353,14 +361,14 @@ class Agent {
     }
     if (stays_stopped(launcher_.pid(), launcher_looks_, stopped_s_)) {
       launcher_.kill_soon(1);
-      return report(lock, was_stopped(), launcher_.pid(), true);
+      return report(lock, was_stopped(stopped_s_), launcher_.pid(), true);
     }
     if (!is_starting_) return;  // the server notices ranks that are stopped
     const pid_t sibling = next_sibling(launcher_.parent());
     if (sibling != sibling_) sibling_ = sibling, sibling_looks_ = 0;
     if (sibling > 0 && stays_stopped(sibling, sibling_looks_, stopped_s_)) {
       kill(sibling, SIGKILL);
-      report(lock, was_stopped(), sibling, false);
+      report(lock, was_stopped(stopped_s_), sibling, false);
     }
   }
 
@@ -368,12 +376,6 @@ class Agent {
   static bool stays_stopped(pid_t pid, double& looks, double limit_s) {
     looks = is_stopped(pid) ? looks + 1 : 0;
     return looks > 1 + limit_s / kLook.count();
-  }
-
-  std::string was_stopped() const {
-    char text[64];
-    std::snprintf(text, sizeof text, "was stopped (SIGSTOP) for %g s", stopped_s_);
-    return text;
   }
 
   void report(Lock& lock, const std::string& what, pid_t pid, bool is_launcher) {

@@ -78,6 +78,20 @@ NB_MODULE(_native, module) {
       .def("clean", [](Agent& agent) { agent->clean(); })
       .def("stop", [](Agent& agent) { agent->stop(); }, Released())
       .def_prop_ro("signal_fd", [](Agent& agent) { return agent->signal_fd(); });
+  module.attr("FAILED") = failure::kFailed;
+  module.attr("INTERRUPTED") = failure::kInterrupted;
+  module.attr("BEAT_S") = failure::kLook.count();
+  module.attr("LAUNCHER_S") = failure::kLauncherEnds;
+  module.def("was_stopped", &failure::was_stopped, "seconds"_a);
+  module.def(
+      "process_state",
+      [](int pid) {
+        const char state = failure::state_of(pid);
+        return state ? std::string(1, state) : std::string();
+      },
+      "pid"_a);
+  module.def("is_gone", &failure::is_gone, "pid"_a);
+  module.def("is_segment", &failure::is_segment, "name"_a);
   module.def("remove_shared_memory", &failure::remove_shared_memory);
   module.def(
       "rank_log_begin",

@@ -109,6 +109,11 @@ inline pid_t start_detached(const std::vector<std::string>& command,
   return pid;
 }
 
+// Whether a file is one through which Open MPI's ranks of a node exchange messages, by its name.
+inline bool is_segment(const std::string& name) {
+  return name.rfind("sm_segment.", 0) == 0 || name.rfind("vader_segment.", 0) == 0;
+}
+
 // Removes the files of the shared memory through which this process exchanges messages with other
 // ranks of its node (Open MPI's). What is mapped stays usable. A launcher ends the other ranks as
 // soon as one exits with a code that is not 0, before MPI would remove these files.
@@ -119,8 +124,7 @@ inline void remove_shared_memory() {
     const auto begin = line.find('/');
     if (begin == std::string::npos) continue;
     const auto path = line.substr(begin);
-    const auto name = fs::path(path).filename().string();
-    if (name.rfind("sm_segment.", 0) == 0 || name.rfind("vader_segment.", 0) == 0) found.insert(path);
+    if (is_segment(fs::path(path).filename().string())) found.insert(path);
   }
   for (const auto& path : found) unlink(path.c_str());  // another rank may have been faster
 }
