@@ -84,7 +84,7 @@ class Agent:
     def set_flushed(self) -> None:
         """Says that the output of Python has been flushed, so that the process may end."""
 
-    def unwatch(self) -> None:
+    def unwatch(self, goodbye: bytes) -> None:
         """Sends what is left; the caller then closes the socket. The launcher is still guarded."""
 
     def clean(self) -> None:

@@ -318,8 +318,7 @@ class RankAgent:
         self._native.disarm()
         self._signals.restore()
         progress.stop()
-        self._send(bye=True)
-        self._native.unwatch()
+        self._native.unwatch(encode(bye=True))
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -42,8 +42,9 @@ def fault_test(doc: str, counted: str) -> Iterator[tuple[argparse.Namespace, Pat
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     parser.add_argument("--engine", default="auto", help="what averages gradients")
     arguments = parser.parse_args()
-    # A background process of a shell script ignores Ctrl-C, and so would all its children.
+    # What nohup, or a shell in the background, has this program ignore, its children must notice.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     print(f"{getattr(arguments, counted)} {counted}, --seed {arguments.seed}", flush=True)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="faults-") as directory:

@@ -143,12 +143,14 @@ class Agent {
     recorder_ = std::move(recorder);
   }
 
-  // Sends what is left, and says nothing more; the caller then closes the socket.
-  void unwatch() {
+  // Says goodbye after what is left, and nothing more; the caller then closes the socket. From the
+  // goodbye on, the server may end, so the two cannot be done one after the other.
+  void unwatch(const std::string& goodbye) {
     if (!is_own()) return;
     last_word::use(-1);
     Lock lock(mutex_);
     closing_ = disarmed_ = true;
+    if (watched_.socket >= 0) outbox_ += goodbye;
     wake();
     changed_.wait_for(lock, kFarewell, [this] { return outbox_.empty(); });
     watched_ = {};

@@ -74,7 +74,13 @@ NB_MODULE(_native, module) {
            "seconds"_a, Released())
       .def("await_end", [](Agent& agent) { return agent->await_end(); }, Released())
       .def("set_flushed", [](Agent& agent) { agent->set_flushed(); })
-      .def("unwatch", [](Agent& agent) { agent->unwatch(); }, Released())
+      .def("unwatch",
+           [](Agent& agent, nb::bytes goodbye) {
+             const std::string text = text_of(goodbye);
+             nb::gil_scoped_release released;
+             agent->unwatch(text);
+           },
+           "goodbye"_a)
       .def("clean", [](Agent& agent) { agent->clean(); })
       .def("stop", [](Agent& agent) { agent->stop(); }, Released())
       .def_prop_ro("signal_fd", [](Agent& agent) { return agent->signal_fd(); });

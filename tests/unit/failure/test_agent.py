@@ -64,8 +64,7 @@ def test_beats_say_how_far_the_process_has_come_and_go_on_while_it_holds_pythons
     far.setblocking(False)
     assert far.recv(65536).count(b"[4611686018427387904,2,0]\n") >= 2
     far.settimeout(20)
-    native.send(b'{"bye": true}\n')
-    native.unwatch()
+    native.unwatch(b'{"bye": true}\n')
     near.close()
     assert list(lines_of(far))[-1] == {"bye": True}
     native.stop()
@@ -104,7 +103,7 @@ if what == "has a child":
     os.wait()
     os._exit(6)
 if what == "has said bye":
-    native.unwatch()
+    native.unwatch(b"")
     libc.exit(5)
 if what == "exits":
     libc.exit(5)
