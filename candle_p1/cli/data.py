@@ -155,7 +155,7 @@ def fetch_command(
 @click.option(
     "--transpose", type=bool, help="Whether columns are samples and rows are genes; by default not."
 )
-@click.option("--drop", multiple=True, help="A column that is no feature; may be repeated.")
+@click.option("--drop", multiple=True, help="A column or gene to leave out; may be repeated.")
 @click.option(
     "--test_table", type=PATH, help="A table with the samples to test on, read as the other one."
 )
@@ -192,6 +192,9 @@ def fetch_command(
     "--header_rows", "header_rows", "How many rows name the columns; by default as seen."
 )
 @number_option("--name_row", "name_row", "Which of them has the genes' names.", 1)
+@click.option(
+    "--decimal", type=click.Choice([".", ","]), help="The decimal mark; by default as seen."
+)
 @click.option("--dry_run", is_flag=True, help="Only show how the tables are understood.")
 def import_command(
     benchmark: str,
@@ -222,7 +225,7 @@ def import_command(
     for note in imported.notes:
         screen.say(note)
     train, test = imported.train, imported.test
-    shown = ", ".join(f"{value:g}" for value in train.values[0, :4])
+    shown = ", ".join(f"{value:g}" for value in train.values[:1, :4].flat)
     screen.say(
         f"{count(len(train.ids), 'sample')} to train on and {len(test.ids):,} to test on,"
         f" {count(len(train.features), 'feature')} ({', '.join(train.features[:3])}, …);"

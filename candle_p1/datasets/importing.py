@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from candle_p1.data.directory import IMPORT_NAME
 from candle_p1.data.table import CsvLayout, repeated
-from candle_p1.datasets.foreign import ForeignTable, read_foreign
+from candle_p1.datasets.foreign import ForeignTable, ReadOptions, read_foreign
 from candle_p1.datasets.registry import Progress, locked, partial_path, storing
 from candle_p1.errors import DataError, ParameterError
 from candle_p1.files import content_sha256, write_atomically
@@ -35,6 +35,14 @@ GENE_COLUMNS = (
     *("hgnc_symbol", "ensembl", "ensembl_id", "entrez_gene_id", "id_ref", "probe", "probe_id"),
 )
 """What the column of genes is called in tables whose columns are samples."""
+ANNOTATIONS = ("entrez_gene_id", "entrez", "start", "end", "length", "chromosome", "chr", "strand")
+"""Columns of numbers that describe genes."""
+SUMMARY = re.compile(r"N_(unmapped|multimapping|noFeature|ambiguous)|__\w+")
+"""The rows of STAR's and HTSeq's counts that are no genes."""
+SAMPLE_COLUMNS = ("id", "sample", "sample_id", "case", "case_id", "patient", "patient_id", "age")
+"""Columns of numbers that describe samples."""
+MIN_LEAK = 10
+"""Of fewer samples, a feature may tell the classes apart by chance."""
 VERSION = re.compile(r"\.\d+")
 MAX_EXAMPLES = 3
 UNKNOWN = "unknown"
@@ -52,9 +60,9 @@ class ImportOptions:
         label: The column with the classes, in the table or in the file of labels.
         labels: Another table, with a row for each sample.
         group: The column whose values must not be on both sides of the split, such as patients.
-        drop: Columns that are no features.
-        header_rows: How many rows name the columns; None: as the cells suggest.
-        name_row: Which of them has the names of the features, from 1.
+        labels_id: The column that names the samples there; None: the one that fits.
+        drop: Columns or genes that are no features.
+        header_rows, name_row, decimal: See `candle_p1.datasets.foreign.ReadOptions`.
         duplicates: What to do with features of the same name: "error", "mean" or "first".
         missing: What to do with missing values: "error", "zero" or "mean", that of the feature in
             the training samples.
@@ -68,10 +76,12 @@ class ImportOptions:
     id_column: str | None = None
     label: str | None = None
     labels: Path | None = None
+    labels_id: str | None = None
     group: str | None = None
     drop: Sequence[str] = ()
     header_rows: int | None = None
     name_row: int = 1
+    decimal: str | None = None
     duplicates: str = "error"
     missing: str = "error"
     unlabelled: str = "error"
@@ -118,39 +128,33 @@ def read_cohort(path: Path, options: ImportOptions) -> Cohort:
     Raises:
         DataError: The table cannot be read, or it can be understood in several ways.
     """
-    named = {options.id_column, options.label, options.group} - {None}
+    in_table = (options.label, options.group) if options.labels is None else ()
     table = read_foreign(
         path,
-        header_rows=options.header_rows,
-        name_row=options.name_row,
-        as_text=named.__contains__,
+        ReadOptions(
+            options.header_rows,
+            options.name_row,
+            options.decimal,
+            text={name for name in (options.id_column, *in_table) if name},
+            skipped=options.drop,
+        ),
     )
-    _drop(table, options)
-    cohort = (
-        _transposed(table, options) if _lies_across(table, options) else _upright(table, options)
-    )
+    cohort = (_transposed if _lies_across(table, options) else _upright)(table, options)
     doubled = repeated(cohort.ids)
     if doubled:
-        raise DataError(f"several samples are called {_examples(doubled)}", path)
-    if not cohort.features:
-        raise DataError("it has no columns of numbers, which would be the features", path)
-    _name_features(cohort, options)
+        raise DataError(
+            f"several samples are called {_examples(doubled)}: pass --id, which column names them",
+            path,
+        )
+    dropped = {*table.skipped, *_name_features(cohort, options)}
+    if unknown := [name for name in options.drop if name not in dropped]:
+        raise DataError(f"there is no column or feature {unknown[0]!r} to drop", path)
     if options.labels is not None:
         cohort = _join_labels(cohort, options)
     if cohort.labels is not None:
         cohort = _labelled(cohort, options)
     _check_values(cohort, options)
     return cohort
-
-
-def _drop(table: ForeignTable, options: ImportOptions) -> None:
-    for name in options.drop:
-        if name not in table.names and name not in table.text:
-            raise DataError(f"there is no column {name!r} to drop", table.path)
-        table.text.pop(name, None)
-    kept = [i for i, name in enumerate(table.names) if name not in options.drop]
-    if len(kept) < len(table.names):
-        table.names, table.values = [table.names[i] for i in kept], table.values[:, kept]
 
 
 def _lies_across(table: ForeignTable, options: ImportOptions) -> bool:
@@ -161,29 +165,31 @@ def _lies_across(table: ForeignTable, options: ImportOptions) -> bool:
     """
     if options.transpose is not None:
         return options.transpose
-    name, first = _first_names(table, options)
-    sampled = first[:1000]
+    if table.is_across is not None:
+        return table.is_across
+    name, first = _names_of_rows(table, options)
+    sampled = (first or [])[:1000]
     num_genes = sum(bool(ENSEMBL.fullmatch(each)) for each in sampled)
-    if sampled and (2 * num_genes > len(sampled) or name.strip().lower() in GENE_COLUMNS):
+    is_long = len(table) > max(1000, 3 * len(table.names))
+    if 2 * num_genes > len(sampled) or name.strip().lower() in GENE_COLUMNS or is_long:
         raise DataError(
-            f"its rows seem to be genes ({_examples(sampled)}), so that its columns are samples:"
-            " pass --transpose True if so, else --transpose False",
+            f"its {len(table):,} rows seem to be genes ({_examples(sampled)}), so that its columns"
+            " are samples: pass --transpose True if so, else --transpose False",
             table.path,
         )
     return False
 
 
-def _first_names(table: ForeignTable, options: ImportOptions) -> tuple[str, list[str]]:
-    """Returns what names the rows, and its name: the column asked for, the index, or the first."""
+def _names_of_rows(table: ForeignTable, options: ImportOptions) -> tuple[str, list[str] | None]:
+    """Returns what names the rows, and its column's name: that asked for, the index, the first."""
     if options.id_column is not None:
         return options.id_column, _column(table, options.id_column)
     if table.index is not None:
         return "", table.index
-    others = (options.label, options.group)
-    for name, column in table.text.items():
-        if name not in others and (len(set(column)) == len(column) or options.transpose):
-            return name, column
-    return next(iter(table.text.items()), ("", []))
+    others = (options.label, options.group) if options.labels is None else ()
+    return next(
+        ((name, text) for name, text in table.text.items() if name not in others), ("", None)
+    )
 
 
 def _column(table: ForeignTable, name: str) -> list[str]:
@@ -195,35 +201,61 @@ def _column(table: ForeignTable, name: str) -> list[str]:
 
 
 def _transposed(table: ForeignTable, options: ImportOptions) -> Cohort:
-    name, genes = _first_names(table, options)
-    if not genes:
+    name, genes = _names_of_rows(table, options)
+    if genes is None:
         raise DataError("no column names the genes: pass --id COLUMN", table.path)
-    if options.labels is None and options.label is not None:
-        problem = "where columns are samples, their classes need a table: pass --labels FILE"
+    if options.labels is None and (options.label or options.group):
+        problem = "where columns are samples, what they are needs a table: pass --labels FILE"
+        raise DataError(problem, table.path)
+    others = [each for each in table.names if each.strip().lower() in ANNOTATIONS]
+    if others:
+        problem = f"{_examples(others)} may describe the genes, not be samples: --drop them"
         raise DataError(problem, table.path)
     notes = [*table.notes, f"columns are samples; genes are named by the column {name!r}"]
     notes += _left_out(table, {name})
-    values = np.ascontiguousarray(table.values.T)
-    return Cohort(table.path, table.names, list(genes), values, notes=notes)
+    kept = [row for row, gene in enumerate(genes) if not SUMMARY.fullmatch(gene)]
+    if len(kept) < len(genes):
+        notes.append(f"{len(genes) - len(kept)} rows of totals are left out (N_unmapped and alike)")
+    values = np.ascontiguousarray(table.values[kept].T)
+    return Cohort(table.path, table.names, [genes[row] for row in kept], values, notes=notes)
 
 
 def _upright(table: ForeignTable, options: ImportOptions) -> Cohort:
-    name, ids = _first_names(table, options)
-    is_index = table.index is not None and options.id_column is None
-    if not is_index and len(set(ids)) < len(table) and options.id_column is None:
-        name, ids = "", []
+    name, ids = _names_of_rows(table, options)
     notes = [*table.notes]
-    if ids:
-        notes.append(f"samples are named by {'the index' if is_index else f'the column {name!r}'}")
-    else:
-        ids = [f"sample{number}" for number in range(1, len(table) + 1)]
+    if ids is None:
+        ids = [f"{table.path.name}-{number}" for number in range(1, len(table) + 1)]
         notes.append("nothing names the samples, so they are numbered")
+    else:
+        notes.append(f"samples are named by the column {name!r}" if name else "samples are named")
     in_table = options.labels is None
     labels = _column(table, options.label) if options.label and in_table else None
     groups = _column(table, options.group) if options.group and in_table else None
-    used = {name if not is_index else None, *((options.label, options.group) if in_table else ())}
+    used = {name, *((options.label, options.group) if in_table else ())}
     notes += _left_out(table, used)
-    return Cohort(table.path, [*ids], table.names, table.values, labels, groups, notes)
+    odd = [each for each in table.names if each.strip().lower() in SAMPLE_COLUMNS]
+    if odd:
+        problem = f"{_examples(odd)} would be features: pass --id or --drop for each"
+        raise DataError(problem, table.path)
+    cohort = Cohort(table.path, [*ids], table.names, table.values, labels, groups, notes)
+    _check_leak(cohort)
+    return cohort
+
+
+def _check_leak(cohort: Cohort) -> None:
+    """Raises DataError if a feature is the label in disguise: constant in each class, but apart."""
+    labels = cohort.labels
+    if labels is None or len(labels) < MIN_LEAK or not cohort.features:
+        return
+    kinds = np.array(labels)
+    of_classes = [cohort.values[kinds == kind] for kind in sorted(set(labels))]
+    low = np.stack([values.min(axis=0) for values in of_classes])
+    high = np.stack([values.max(axis=0) for values in of_classes])
+    is_leak = (low == high).all(axis=0) & (low != low[0]).any(axis=0)
+    if is_leak.any():
+        names = [cohort.features[column] for column in np.flatnonzero(is_leak)]
+        problem = f"{_examples(names)} tells the class of every sample: --drop it"
+        raise DataError(problem, cohort.path)
 
 
 def _left_out(table: ForeignTable, used: Collection[str | None]) -> list[str]:
@@ -231,52 +263,72 @@ def _left_out(table: ForeignTable, used: Collection[str | None]) -> list[str]:
     return [f"columns of text that are left out: {_examples(others)}"] * bool(others)
 
 
-def _name_features(cohort: Cohort, options: ImportOptions) -> None:
-    """Takes the versions off Ensembl's identifiers, and merges features of the same name."""
+def _name_features(cohort: Cohort, options: ImportOptions) -> list[str]:
+    """Takes versions off Ensembl's identifiers, drops features, and merges those of one name.
+
+    Returns what was dropped.
+    """
     names = [name.strip() for name in cohort.features]
     if "" in names:
-        problem = f"column {names.index('') + 1} of the features has no name: name it or drop it"
+        problem = f"feature {names.index('') + 1} has no name: name it or remove it"
         raise DataError(problem, cohort.path)
     short = [VERSION.sub("", name, count=1) if ENSEMBL.fullmatch(name) else name for name in names]
     if short != names:
-        names = short
         cohort.notes.append("the versions of Ensembl's identifiers are left out")
-    cohort.features = names
-    doubled = repeated(names)
-    if not doubled:
-        return
-    if options.duplicates == "error":
+    places: dict[str, list[int]] = {}
+    for place, (name, long_name) in enumerate(zip(short, names, strict=True)):
+        if name not in options.drop and long_name not in options.drop:
+            places.setdefault(name, []).append(place)
+    if not places:
+        raise DataError("it has no columns of numbers, which would be the features", cohort.path)
+    doubled = [name for name, of_name in places.items() if len(of_name) > 1]
+    if doubled and options.duplicates == "error":
         raise DataError(
             f"{len(doubled):,} features occur more than once, such as {_examples(doubled)}: pass"
             " --duplicates mean or --duplicates first",
             cohort.path,
         )
-    places: dict[str, list[int]] = {}
-    for place, name in enumerate(names):
-        places.setdefault(name, []).append(place)
-    merged = np.empty((len(cohort.ids), len(places)), np.float32)
-    for column, of_name in enumerate(places.values()):
-        several = options.duplicates == "mean" and len(of_name) > 1
-        values = cohort.values[:, of_name]
-        merged[:, column] = np.nanmean(values, axis=1) if several else values[:, 0]
+    merged = cohort.values[:, [of_name[0] for of_name in places.values()]]
+    if options.duplicates == "mean":
+        for column, of_name in enumerate(places.values()):
+            if len(of_name) > 1:
+                merged[:, column] = _means(cohort.values[:, of_name], axis=1)
+    if doubled:
+        what = "averaged" if options.duplicates == "mean" else "represented by the first of each"
+        cohort.notes.append(f"{len(doubled):,} features that occur more than once are {what}")
     cohort.features, cohort.values = [*places], merged
-    what = "averaged" if options.duplicates == "mean" else "represented by the first of each"
-    cohort.notes.append(f"{len(doubled):,} features that occur more than once are {what}")
+    return [name for name in options.drop if name in short or name in names]
+
+
+def _means(values: Matrix, axis: int) -> Matrix:
+    """Returns means without missing values; NaN where there are no others."""
+    num = (~np.isnan(values)).sum(axis=axis)
+    sums = np.nansum(values, axis=axis, dtype=np.float64)
+    return np.where(num, sums / np.maximum(num, 1), np.nan).astype(np.float32)
 
 
 def _join_labels(cohort: Cohort, options: ImportOptions) -> Cohort:
     """Takes labels and groups from their own table, by the column that names the most samples."""
     assert options.labels is not None
-    table = read_foreign(options.labels, header_rows=1, as_text=lambda name: True)
+    table = read_foreign(options.labels, ReadOptions(header_rows=1, is_text=True))
     candidates = dict(table.text) | ({"": table.index} if table.index is not None else {})
+    if options.labels_id is not None:
+        candidates = {options.labels_id: _column(table, options.labels_id)}
     wanted = set(cohort.ids)
     matched = {name: len(wanted.intersection(column)) for name, column in candidates.items()}
-    best = max(matched, key=lambda name: matched[name], default="")
-    if not matched.get(best):
+    most = max(matched.values(), default=0)
+    best, *others = [name for name, num in matched.items() if num == most] or [""]
+    if not most:
         example = next(iter(candidates.values()), [])
         raise DataError(
             f"no column has the names of the samples in {cohort.path}, such as"
             f" {_examples(cohort.ids)}; its first one has {_examples(example)}",
+            table.path,
+        )
+    if any(candidates[other] != candidates[best] for other in others):
+        raise DataError(
+            f"the columns {_examples([best, *others])} name the samples equally well: pass"
+            " --labels_id, which does",
             table.path,
         )
     rows: dict[str, int] = {}
@@ -295,7 +347,9 @@ def _join_labels(cohort: Cohort, options: ImportOptions) -> Cohort:
         column = _column(table, name)
         return [column[rows[each]] if each in rows else "" for each in cohort.ids]
 
-    return replace(cohort, labels=of_samples(options.label), groups=of_samples(options.group))
+    cohort = replace(cohort, labels=of_samples(options.label), groups=of_samples(options.group))
+    _check_leak(cohort)
+    return cohort
 
 
 def _labelled(cohort: Cohort, options: ImportOptions) -> Cohort:
@@ -340,11 +394,10 @@ def aligned(test: Cohort, train: Cohort) -> Cohort:
     Raises:
         DataError: Some are missing, or a sample is on both sides.
     """
-    both = set(test.ids).intersection(train.ids)
-    if both:
-        raise DataError(
-            f"{len(both):,} samples are in {train.path}, too: {_examples(both)}", test.path
-        )
+    for here, there in ((test.ids, train.ids), (test.groups or [], train.groups or [])):
+        if both := sorted(set(here).intersection(there)):
+            problem = f"{_examples(both)} are in {train.path}, too: test on others"
+            raise DataError(problem, test.path)
     place = {name: i for i, name in enumerate(test.features)}
     lacking = [name for name in train.features if name not in place]
     if lacking:
@@ -366,28 +419,37 @@ def split(cohort: Cohort, options: ImportOptions) -> tuple[Cohort, Cohort]:
     Raises:
         DataError: There are too few samples or groups of a class.
     """
-    from sklearn.model_selection import StratifiedGroupKFold, StratifiedShuffleSplit
+    from sklearn.model_selection import StratifiedShuffleSplit
 
-    num = len(cohort.ids)
-    labels = cohort.labels or [UNKNOWN] * num
-    fraction = options.test_fraction
-    if cohort.groups is None:
-        splitter = StratifiedShuffleSplit(1, test_size=fraction, random_state=options.seed)
-        members = labels
-    else:
-        folds = max(2, round(1 / fraction))
-        splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=options.seed)
-        pairs = set(zip(labels, cohort.groups, strict=True))
-        members = [label for label, _ in pairs]
-    few = [name for name, number in Counter(members).items() if number < 2]
+    labels = cohort.labels or [UNKNOWN] * len(cohort.ids)
+    units = cohort.groups or cohort.ids
+    of_units: dict[str, Counter[str]] = {}
+    for unit, label in zip(units, labels, strict=True):
+        of_units.setdefault(unit, Counter())[label] += 1
+    kinds = [counts.most_common(1)[0][0] for counts in of_units.values()]
+    what = repr(options.group) if cohort.groups else "sample"
+    few = [kind for kind, num in Counter(kinds).items() if num < 2]
     if few:
-        what = "sample" if cohort.groups is None else f"value of {options.group!r}"
         raise DataError(f"there is only one {what} of the class {_examples(few)}", cohort.path)
+    splitter = StratifiedShuffleSplit(1, test_size=options.test_fraction, random_state=options.seed)
     try:
-        train, test = next(iter(splitter.split(np.zeros(num), labels, cohort.groups)))
+        chosen = next(iter(splitter.split(np.zeros(len(kinds)), kinds)))[1]
     except ValueError as error:
         raise DataError(f"the samples cannot be split: {error}", cohort.path) from error
-    return cohort.take(np.sort(train)), cohort.take(np.sort(test))
+    names = [*of_units]
+    tested = {names[unit] for unit in chosen}
+    is_test = np.array([unit in tested for unit in units])
+    train, test = (cohort.take(np.flatnonzero(which)) for which in (~is_test, is_test))
+    lacking = set(labels).difference(test.labels or labels) | set(labels).difference(
+        train.labels or labels
+    )
+    if lacking:
+        raise DataError(
+            f"the class {_examples(sorted(lacking))} would not be on both sides: pass another"
+            " --seed or --test_fraction, or --test_table",
+            cohort.path,
+        )
+    return train, test
 
 
 def fill_missing_values(train: Cohort, test: Cohort, how: str) -> None:
@@ -407,7 +469,7 @@ def fill_missing_values(train: Cohort, test: Cohort, how: str) -> None:
             names = [train.features[i] for i in np.flatnonzero(empty)]
             problem = f"no training sample has a value of {_examples(names)}: drop it (--drop)"
             raise DataError(problem, train.path)
-        fill = np.nanmean(train.values, axis=0, dtype=np.float64).astype(np.float32)
+        fill = _means(train.values, axis=0)
     for cohort, gap in zip((train, test), gaps, strict=True):
         np.copyto(cohort.values, np.broadcast_to(fill, gap.shape), where=gap)
     train.notes.append(f"{num:,} missing values are filled in by {how}")
@@ -474,7 +536,7 @@ def understand(
             " FILE if it is in another table"
         )
     if options.labels is not None and (options.label or options.group) is None:
-        raise ParameterError("--labels needs --label COLUMN")
+        raise ParameterError("--labels needs --label COLUMN or --group COLUMN")
     cohort = read_cohort(table, options)
     if test_table is None:
         train, test = split(cohort, options)
@@ -484,7 +546,9 @@ def understand(
     before = len(train.notes)
     fill_missing_values(train, test, options.missing)
     notes += train.notes[before:]
-    classes = sorted(set(_labels(train)), key=_order)
+    # Where files name the classes, the benchmark numbers them in the order of their names.
+    order = str if target.layout.header else _order
+    classes = sorted(set(_labels(train)), key=order)
     unknown = sorted(set(_labels(test)).difference(classes))
     if unknown:
         raise DataError(f"no training sample has the class {_examples(unknown)}", test.path)
@@ -529,14 +593,13 @@ def write_import(
 
 def _manifest(imported: ImportedSet) -> dict[str, Any]:
     target, options = imported.target, asdict(imported.options)
-    sources = {imported.train.path, imported.test.path, imported.options.labels} - {None}
+    sources = [imported.train.path, imported.test.path, imported.options.labels]
     parameters = {target.class_parameter: len(imported.classes)} if target.class_parameter else {}
     return {
         "benchmark": target.benchmark,
         "sources": {
             str(path.absolute()): {"bytes": path.stat().st_size, "sha256": content_sha256(path)}
-            for path in sources
-            if path
+            for path in filter(None, sources)
         },
         "options": options | {"labels": str(options["labels"] or "") or None},
         "notes": imported.notes,
@@ -599,10 +662,8 @@ def _labels(cohort: Cohort) -> list[str]:
 
 def _order(name: str) -> tuple[float, str]:
     """Sorts numbers as numbers, before other names."""
-    try:
-        return float(name), name
-    except ValueError:
-        return float("inf"), name
+    is_number = name.replace(".", "", 1).isdecimal()
+    return float(name) if is_number else float("inf"), name
 
 
 def _examples(names: Collection[str]) -> str:

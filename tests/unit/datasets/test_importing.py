@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -73,8 +74,11 @@ FORMS = {
     "single.h5ad": (anndata, IN_TABLE),
     "across.tsv": (lambda path: ACROSS.to_csv(path, sep="\t"), ACROSS_BESIDE),
     "geo_series_matrix.txt": (geo, ACROSS_BESIDE),
-    "expression.gct": (gct, ACROSS_BESIDE),
-    "headers.tsv": (lambda path: HEADERS.to_csv(path, sep="\t"), BESIDE | {"name_row": 3}),
+    "expression.gct": (gct, BESIDE),
+    "headers.tsv": (
+        lambda path: HEADERS.to_csv(path, sep="\t"),
+        BESIDE | {"header_rows": 3, "name_row": 3},
+    ),
 }
 
 
@@ -103,10 +107,7 @@ def test_every_form_of_a_table_is_understood_alike(imported, name):
     write, options = FORMS[name]
     found = imported(write, name, **options)
     rows = [*found.train.ids, *found.test.ids]
-    order = [
-        int(each.removeprefix("sample")) - 1 if "sample" in each else IDS.index(each)
-        for each in rows
-    ]
+    order = [int(each.split("-")[1]) - (name in each) for each in rows]
     assert sorted(order) == [*range(NUM)]
     np.testing.assert_array_equal(np.vstack([found.train.values, found.test.values]), VALUES[order])
     assert [*found.train.labels, *found.test.labels] == [KINDS[row] for row in order]
@@ -168,12 +169,15 @@ GAPS = FRAME.mask(np.eye(NUM, len(GENES), dtype=bool))
         (DOUBLED, {"duplicates": "mean"}, np.c_[VALUES[:, :2].mean(axis=1), VALUES[:, 2:]]),
         (GAPS, {"missing": "zero"}, VALUES * (1 - np.eye(NUM, len(GENES)))),
         (FRAME, {"log2": True}, np.log2(VALUES + 1)),
+        (FRAME.to_parquet, {"log2": True}, np.log2(VALUES + 1)),
         (FRAME, {"drop": [VERSIONED[0]]}, VALUES[:, 1:]),
     ],
-    ids=["first", "mean", "zero", "log2", "drop"],
+    ids=["first", "mean", "zero", "log2", "log2 of Parquet", "drop"],
 )
 def test_values_are_changed_as_asked(imported, frame, options, expected):
-    found = imported(frame.to_csv, benchmark="p1b1", **options)
+    is_table = isinstance(frame, pd.DataFrame)
+    write, name = (frame.to_csv, "table.csv") if is_table else (frame, "table.parquet")
+    found = imported(write, name, benchmark="p1b1", **options)
     order = [IDS.index(each) for each in found.train.ids]
     np.testing.assert_allclose(found.train.values, expected[order], rtol=1e-6)
 
@@ -208,12 +212,72 @@ def cell(row, column, value):
         (LABELLED.assign(kind="one"), IN_TABLE, r"all samples have the class 'one'"),
         (LABELLED[["kind"]], IN_TABLE, r"no columns of numbers"),
         (FRAME.set_axis([f"X{i}" for i in range(NUM)]), BESIDE, r"no column has the names"),
-        (LABELLED, IN_TABLE | {"drop": ["nothing"]}, r"no column 'nothing' to drop"),
+        (LABELLED, IN_TABLE | {"drop": ["nothing"]}, r"'nothing' to drop"),
     ],
 )
 def test_what_is_unclear_ends_in_advice(imported, frame, options, advice):
     with pytest.raises((DataError, ParameterError), match=advice):
         imported(frame.to_csv, **options)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "advice"),
+    [
+        ('s\tk\ta\ns1\t"x\t1\ns2\ty\t2\ns3\t"z\t3\n', {}, r"line 2: its quotes do not match"),
+        ('s,k,a,b\n"s1, too",x,1\n', {}, r"line 2: the row has 3 fields, but the header has 4"),
+        ("s\tk\ta\ns1\tx\t1,234\ns2\ty\t12\n", {}, r"'1,234' may have .* --decimal ,"),
+        ("s\tk\ta\ns1\tx\t1\ns2\ty\t<0.01\n", {}, r"line 3, column 3: '<0.01' .*--drop a"),
+        ("s,k,a\ns1,x,\ns2,y,1\n", {}, r"2 rows seem to name .* --header_rows 2"),
+        ("1,2\n3,4\n", {}, r"add a row of names"),
+        ("#s,k,a\ns1,x,1\ns2,y,2\n", {}, r"line 1: this line begins with #"),
+        ("s,k,a\ns1,x,1\ns1,y,2\n", {}, r"several samples are called 's1': pass --id"),
+        ("s,k,a,k\ns1,x,1,y\n", {}, r"several columns of text are called 'k'"),
+        ("s,k,a,\ns1,x,1,2\n", {}, r"line 1, column 4: the column has no name"),
+        ("patient,k,a\n1,x,1\n2,y,2\n", {}, r"'patient' would be features"),
+        ("#1.3\n1\t1\t1\t1\nid\ta\n", {}, r"GCT 1.3: convert"),
+        ("Hugo_Symbol\tEntrez_Gene_Id\tS0\nA\t1\t2\n", {"transpose": True}, r"'Entrez_Gene_Id'"),
+        (
+            "s,p,a\n" + "".join(f"s{i},p,{i}\n" for i in range(9)),
+            {"group": "p"},
+            r"only one 'p' of",
+        ),
+        ("g,s0\nA,1\n", {"transpose": True, "group": "p"}, r"pass --labels FILE"),
+    ],
+)
+def test_what_would_be_guessed_wrong_is_refused(imported, text, options, advice):
+    with pytest.raises((DataError, ParameterError), match=advice):
+        imported(lambda path: path.write_text(text), benchmark="p1b1", **options)
+
+
+def test_a_column_that_tells_the_class_is_no_feature(imported):
+    with pytest.raises(DataError, match=r"'code' tells the class"):
+        imported(LABELLED.assign(code=[1, 2] * (NUM // 2)).to_csv, label="kind")
+
+
+def test_patients_and_classes_are_on_the_sides_where_they_belong(imported, tmp_path):
+    owned = LABELLED.assign(patient=PATIENTS)
+    owned.set_axis([f"new{i}" for i in range(NUM)]).to_csv(tmp_path / "later.csv")
+    with pytest.raises(DataError, match=r"'P0'.* are in .*test on others"):
+        imported(owned.to_csv, test=tmp_path / "later.csv", label="kind", group="patient")
+    rare = LABELLED.assign(kind=["rare"] * 2 + ["common"] * (NUM - 2))
+    with pytest.raises(DataError, match=r"'rare' would not be on both sides: pass another --seed"):
+        imported(rare.to_csv, label="kind")
+
+
+def test_two_columns_that_name_the_samples_differently_are_not_chosen_between(imported, tmp_path):
+    mixed = CLINICAL.assign(other=IDS[::-1])
+    mixed.to_csv(tmp_path / "mixed.tsv", sep="\t", index=False)
+    options = {"label": "kind", "labels": "mixed.tsv"}
+    with pytest.raises(DataError, match=r"'sample', 'other' name .* pass --labels_id"):
+        imported(FRAME.to_csv, **options)
+    assert imported(FRAME.to_csv, **options, labels_id="sample").train.ids
+
+
+def test_tables_without_names_of_samples_have_a_test_table(imported, tmp_path):
+    LABELLED.to_csv(tmp_path / "later.csv", index=False)
+    write = partial(LABELLED.to_csv, index=False)
+    found = imported(write, test=tmp_path / "later.csv", label="kind", log2=True)
+    assert len(found.train.ids) == len(found.test.ids) == NUM
 
 
 LATE = "id,kind,a,b\n" + "".join(f"s{i},{i % 2},1,2\n" for i in range(300))
