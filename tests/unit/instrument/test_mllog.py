@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from candle_p1.benchmark import find_benchmark
 from candle_p1.errors import ParameterError
 from candle_p1.instrument import tensorboard
 from candle_p1.instrument.epochs import Epoch
@@ -152,6 +151,8 @@ def test_a_killed_run_is_aborted_and_goes_on_with_its_log_as_it_was_at_the_check
 
 
 def test_logs_for_tensorboard_need_tensorflow(monkeypatch):
+    from candle_p1.benchmark import find_benchmark  # not installed where only formats are checked
+
     read = find_benchmark("nt3").read_parameters
     monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
     tensorboard.check_tensorboard(read([]))
