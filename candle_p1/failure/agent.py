@@ -51,7 +51,7 @@ ABORT_DELAY = "OMPI_MCA_opal_abort_delay"
 default it ends it within a millisecond, by `_exit`, which leaves no last word."""
 ABORT_DELAY_S = 3
 """Longer than the server waits for news of what may be the cause."""
-SESSION = re.compile(r"(?:ompi|prted)\.(\d+)")
+SESSION = re.compile(r"(?:ompi|prted)\.(\d{1,9})")
 """The directories that Open MPI 5's launcher and daemons make, with their process ids."""
 OLD_S = 60.0
 """What is younger may belong to a job that is starting."""

@@ -50,7 +50,9 @@ class HangDetector:
         now = time.monotonic()
         seconds, self._looked_s = min(now - self._looked_s, 1.0), now
         silent = [rank for rank in ranks if not rank.is_awake]
-        some_awake, all_awake = len(silent) < len(ranks), not silent
+        # Those that have connected first have nothing to say until all others have.
+        some_awake = len(silent) < len(ranks) == self._num_ranks
+        all_awake = not silent
         for rank in ranks:
             rank.silent_s = rank.silent_s + seconds * some_awake if not rank.is_awake else 0.0
             rank.idle_s += seconds * all_awake

@@ -45,10 +45,8 @@ AWAKE_S = 3.0
 
 CONNECT_S = 10.0
 """How long connecting may take, to all addresses."""
-ANSWER_S = 15.0
-"""How long who has accepted a connection may take to answer a hello, on a busy machine."""
-LIMIT_S = 20.0
-"""After this long, connecting is not tried once more."""
+LIMIT_S = 28.0
+"""How long all of it may take, until who has accepted a connection answers, on a busy machine."""
 RETRY_S = 0.1
 
 Message = dict[str, Any]
@@ -168,7 +166,7 @@ def connect(endpoint: Endpoint, hello: Message) -> socket.socket:
             for address, connection in _reach(group, endpoint.port, errors):
                 is_reached = True
                 try:
-                    greet(connection, endpoint.token, hello)
+                    greet(connection, endpoint.token, hello, max(0.1, limit - time.monotonic()))
                     expect_answers(connection, endpoint.silent_s)
                     return connection
                 except OSError as error:
@@ -188,13 +186,13 @@ def _is_number(address: str) -> bool:
     return True
 
 
-def greet(connection: socket.socket, token: str, hello: Message) -> None:
+def greet(connection: socket.socket, token: str, hello: Message, limit_s: float = LIMIT_S) -> None:
     """Says hello, and waits for the welcome.
 
     Raises:
         OSError: There is none.
     """
-    connection.settimeout(ANSWER_S)
+    connection.settimeout(limit_s)
     connection.sendall(f"{token}\n".encode() + encode(hello=hello))
     if connection.recv(len(WELCOME), socket.MSG_WAITALL) != WELCOME:
         raise ConnectionResetError(errno.ECONNRESET, "the connection was closed")

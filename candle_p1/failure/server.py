@@ -148,11 +148,12 @@ class WatchdogServer:
             if not self._has_news and now - looked_s < LOOK_S:
                 continue
             self._has_news, looked_s = False, now
-            if not can_record and len(self.ranks) == self._num_ranks:
+            if not can_record and self._record is not None:
                 # Ahead of time, because a dying job may leave the server only milliseconds; but not
                 # before the ranks, which wait for an answer, have connected.
-                import_module("candle_p1.records.record")
                 can_record = True
+                with suppress(Exception):  # it fails again when a record has to be completed
+                    import_module("candle_p1.records.record")
             if diagnosis := self.diagnose():
                 return self._end(diagnosis)
             if len(self.ranks) == self._num_ranks and all(rank.said_bye for rank in self.ranks):
@@ -329,6 +330,8 @@ def _is_gone(process: psutil.Process) -> bool:
         return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+    except psutil.Error:  # one of another user, where these are hidden
+        return False
 
 
 def complete(path: Path, reason: str, steps: int, delay_s: float) -> None:
@@ -355,6 +358,8 @@ def main() -> None:
     arguments = parser.parse_args()
     for number in (*SIGNALS, *SAVE_SIGNALS):
         signal.signal(number, signal.SIG_IGN)
+    with suppress(OSError):  # rank 0 may keep to some cores, where its threads compute
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
     if arguments.complete:
         complete(arguments.record, arguments.complete, arguments.steps, arguments.delay)
         return

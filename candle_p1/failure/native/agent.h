@@ -151,6 +151,7 @@ class Agent {
     Lock lock(mutex_);
     closing_ = disarmed_ = true;
     if (watched_.socket >= 0) outbox_ += goodbye;
+    if (const int error = send_some()) error_ = error;
     wake();
     changed_.wait_for(lock, kFarewell, [this] { return outbox_.empty(); });
     watched_ = {};

@@ -88,7 +88,6 @@ def test_an_address_that_answers_is_found_among_others(listener, monkeypatch):
 
 def test_the_error_names_every_address_and_why_it_failed(listener, monkeypatch):
     monkeypatch.setattr(protocol, "CONNECT_S", 0.2)
-    monkeypatch.setattr(protocol, "ANSWER_S", 0.2)
     monkeypatch.setattr(protocol, "LIMIT_S", 0.5)
     listener, port = listener
     with pytest.raises(OSError, match=rf"127\.0\.0\.1:{port}: Connection refused"):
