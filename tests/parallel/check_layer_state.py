@@ -19,7 +19,7 @@ def the_mean_of_the_ranks_is_numpys(comm):
     model = keras.Sequential([keras.layers.Input((5,)), normalization, keras.layers.Dense(1)])
     compiled(model, distribute(keras.optimizers.SGD(0.01)), loss="mse")
     count.assign(comm.rank + 3)
-    x = np.random.default_rng(comm.rank).normal(comm.rank, 1, (24, 5)).astype("f4")
+    x = np.random.default_rng(comm.rank).normal(comm.rank, 1 + comm.rank, (24, 5)).astype("f4")
     y = x[:, :1]
     held_out = np.linspace(-1, 1, 35, dtype="f4").reshape(7, 5)
     of_ranks = []
