@@ -107,6 +107,8 @@ if what == "has said bye":
     libc.exit(5)
 if what == "exits":
     libc.exit(5)
+if what in ("crashes", "is killed"):
+    os.kill(os.getpid(), signal.SIGSEGV if what == "crashes" else signal.SIGKILL)
 os.kill(os.getpid(), signal.SIGABRT)
 """
 
@@ -155,6 +157,8 @@ def test_a_process_ends_as_it_is_told_even_if_it_is_stuck(begin, what, order, co
         ("exits", 5, True),
         ("aborts", -signal.SIGABRT, True),
         ("aborts, which is handled", 9, True),
+        ("crashes", -signal.SIGSEGV, False),
+        ("is killed", -signal.SIGKILL, False),
         ("has a child", 6, False),
         ("has said bye", 5, False),
     ],
