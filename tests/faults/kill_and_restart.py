@@ -76,6 +76,16 @@ class Kill:
     lost_steps: int | None = None  # those that had to be repeated
     most_lost: int = MOST_LOST
 
+    def __str__(self) -> str:
+        if not self.counts:
+            return f"{self.victim}, {self.aim}: too late"
+        during = f"writing {self.writing[1:].partition('.')[0]}" if self.writing else self.aim
+        lost = "" if self.lost_steps is None else f", {self.lost_steps} steps lost"
+        return (
+            f"{self.victim}, {during}: {self.num_good} good checkpoints, goes on at epoch"
+            f" {self.newest[0]}, step {self.newest[1]}{lost}"
+        )
+
 
 @dataclass
 class KilledRun:
@@ -91,9 +101,11 @@ class KilledRun:
     output: str = ""  # of the last start
 
     def __str__(self) -> str:
+        what = self.command
+        verdict = "; ".join(self.problems) or "equal to the run that was not killed"
         lines = [
-            f"{self.command}, started by {self.starter} {self.num_starts} times",
-            *self.problems,
+            f"{what.benchmark} on {what.num_ranks} ranks, by {what.interval}, started by"
+            f" {self.starter} {self.num_starts} times: {verdict}"
         ]
         lines += [f"     {kill}" for kill in self.kills]
         if self.problems:
