@@ -227,8 +227,8 @@ class Step(harness.BenchmarkComparison):
             yield f"{other['name']}: the same with {version}, by {other['python']}"
         if any(each["kernels"] == "plain" and not each["has_fast_kernels"] for each in results):
             yield (
-                "the fast kernels are for TensorFlow on CPUs only: elsewhere, a run differs from"
-                " plain Keras in how batches are made"
+                "the fast kernels are for TensorFlow on CPUs and for JAX on GPUs: elsewhere, a run"
+                " differs from plain Keras in how batches are made"
             )
         columns: dict[str, Any] = {
             "variant": "variant",

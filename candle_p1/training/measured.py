@@ -110,7 +110,7 @@ def unmet_requests(params: ParameterSet, facts: Network, *, reads_tables: bool) 
     if params.origin("kernels").is_explicit and params["kernels"] == "fast" and not fast.are_fast():
         found.append(
             f"kernels = fast ({params.origin('kernels')}) has no effect: fast kernels exist"
-            " for TensorFlow on CPUs only"
+            " for TensorFlow on CPUs and for JAX on GPUs"
         )
     return found
 

@@ -1,8 +1,8 @@
 """Faster implementations of Keras layers, optimizers and penalties: same values and gradients.
 
 The classes here take the arguments of Keras's own and have the same weights and state. They compute
-as Keras does unless `choose` has selected the fast implementation, which exists for TensorFlow on
-CPUs (candle_p1.models.fast.operations).
+as Keras does unless `choose` has selected a fast implementation: that for TensorFlow on CPUs
+(candle_p1.models.fast.operations) or that for JAX on GPUs (candle_p1.models.fast.gpu_forms).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ CHUNK = 64
 """The number of positions of a short sequence, into which convolutions cut long ones."""
 HALF_TYPES = ("float16", "bfloat16")
 """The types of mixed precision, in which Keras's own layers compute."""
-_fast = False
+_fast = ""
 _used: set[str] = set()
 
 
@@ -23,14 +23,15 @@ def choose(kind: str, *, on_cpu: bool) -> None:
     """Chooses one of KERNELS for all models that this process builds from now on."""
     global _fast
     _used.clear()
-    _fast = kind == "fast" and exist(on_cpu=on_cpu)
+    has_fast = kind == "fast" and exist(on_cpu=on_cpu)
+    _fast = ("cpu" if on_cpu else "gpu") if has_fast else ""
 
 
 def exist(*, on_cpu: bool) -> bool:
     """Returns whether there is a fast implementation for Keras's backend and this device."""
     import keras
 
-    return on_cpu and bool(keras.backend.backend() == "tensorflow")
+    return bool(keras.backend.backend() == ("tensorflow" if on_cpu else "jax"))
 
 
 def note(name: str) -> None:
@@ -44,8 +45,18 @@ def used() -> list[str]:
 
 
 def are_fast() -> bool:
-    """Returns whether the fast implementation is used."""
-    return _fast
+    """Returns whether a fast implementation is used."""
+    return bool(_fast)
+
+
+def on_cpu() -> bool:
+    """Returns whether the implementation for TensorFlow on CPUs is used."""
+    return _fast == "cpu"
+
+
+def on_gpu() -> bool:
+    """Returns whether the implementation for JAX on GPUs is used."""
+    return _fast == "gpu"
 
 
 def keras_name(optimizer: Any) -> str:

@@ -17,7 +17,7 @@ class L2(keras.regularizers.L2):  # type: ignore[misc]
 
     def __call__(self, x: Any) -> Any:
         """Returns the penalty."""
-        if not fast.are_fast():
+        if not fast.on_cpu():
             return super().__call__(x)
         from candle_p1.models.fast.operations import square_sum
 
@@ -28,14 +28,17 @@ class L2(keras.regularizers.L2):  # type: ignore[misc]
 class Conv1D(keras.layers.Conv1D):  # type: ignore[misc]
     """A 1D convolution.
 
-    The fast implementation is for inputs of known length, with a bias, a stride of one, and no
-    padding, dilation or groups. It gains nothing for a sequence of up to CHUNK positions.
+    The fast implementation is for inputs of known length, on GPUs of one channel, with a bias, a
+    stride of one, and no padding, dilation or groups. It gains nothing for a sequence of up to
+    CHUNK positions.
     """
 
     def call(self, inputs: Any) -> Any:
         """Returns the convolution, shape (batch, positions, filters)."""
         if not self._is_fast(inputs.shape[1]):
             return super().call(inputs)
+        if fast.on_gpu():
+            return self._of_one_channel(inputs)
         from candle_p1.models.fast.convolutions import convolve
 
         fast.note("Conv1D")
@@ -44,21 +47,29 @@ class Conv1D(keras.layers.Conv1D):  # type: ignore[misc]
         outputs = convolve(inputs, kernel, bias, rectify=rectify)
         return outputs if rectify else self.activation(outputs)
 
+    def _of_one_channel(self, inputs: Any) -> Any:
+        from candle_p1.models.fast.gpu_forms import convolve_channel
+
+        fast.note("Conv1D")
+        kernel, bias = (keras.ops.convert_to_tensor(each) for each in (self.kernel, self.bias))
+        return self.activation(convolve_channel(inputs, kernel) + bias)
+
     def multiplications(self) -> float:
         """Returns how many multiplications the products take for each output position."""
         shape, length = self.kernel.shape, self.input.shape[1]
         in_blocks = self.compute_dtype == "float32"
         if (
-            self._is_fast(length)
+            fast.on_cpu()
+            and self._is_fast(length)
             and Convolution(length, *shape).choose(in_blocks=in_blocks) == "tiled"
         ):
             return tile_products(*shape)
         return float(math.prod(shape))
 
     def _is_fast(self, length: int | None) -> bool:
+        on_cpu = fast.on_cpu() and self.compute_dtype not in fast.HALF_TYPES
         return bool(
-            fast.are_fast()
-            and self.compute_dtype not in fast.HALF_TYPES
+            (on_cpu or (fast.on_gpu() and self.kernel.shape[1] == 1))
             and length is not None
             and length >= fast.CHUNK + self.kernel_size[0]
             and self.strides == self.dilation_rate == (1,)
@@ -82,14 +93,14 @@ class Dense(keras.layers.Dense):  # type: ignore[misc]
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Creates the kernel (features, units) and the bias (units,)."""
         initializer: Any = self.kernel_initializer  # type: ignore[has-type]
-        if fast.are_fast():
+        if fast.on_cpu():
             from candle_p1.models.fast.operations import drawn_once
 
             self.kernel_initializer = drawn_once(initializer)
         super().build(input_shape)
         self.kernel_initializer = initializer
         self._adds_penalty = (
-            fast.are_fast()
+            fast.on_cpu()
             and type(self.kernel_regularizer) is L2
             and self._kernel.dtype == self.compute_dtype == "float32"
         )
@@ -98,11 +109,16 @@ class Dense(keras.layers.Dense):  # type: ignore[misc]
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns the outputs, shape (batch, units)."""
+        simple = self.use_bias and len(inputs.shape) == 2
+        if fast.on_gpu() and simple:
+            from candle_p1.models.fast.gpu_forms import multiply as product
+
+            fast.note("Dense")
+            kernel, bias = (keras.ops.convert_to_tensor(each) for each in (self.kernel, self.bias))
+            return self.activation(product(inputs, kernel) + bias)
         kernel = self._penalized_kernel()
-        simple = (
-            self.use_bias and len(inputs.shape) == 2 and self.compute_dtype not in fast.HALF_TYPES
-        )
-        if not (fast.are_fast() and simple):
+        simple &= self.compute_dtype not in fast.HALF_TYPES
+        if not (fast.on_cpu() and simple):
             return super().call(inputs, training=training)
         from candle_p1.models.fast.operations import multiply
 
@@ -142,6 +158,13 @@ class MaxPooling1D(keras.layers.MaxPooling1D):  # type: ignore[misc]
             return super().call(inputs)
         if self.pool_size == (1,):
             return inputs
+        if fast.on_gpu():
+            from candle_p1.models.fast import gpu_forms
+
+            if self.pool_size[0] > gpu_forms.MAX_POOL:
+                return super().call(inputs)
+            fast.note("MaxPooling1D")
+            return gpu_forms.pool(inputs, *self.pool_size)
         from candle_p1.models.fast.convolutions import pool
 
         maxima = pool(inputs, *self.pool_size)

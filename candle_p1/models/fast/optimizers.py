@@ -31,7 +31,7 @@ class Fused(FusedOptimizer, keras.optimizers.Optimizer):  # type: ignore[misc]
 
     def fused_update(self, variables: Sequence[Any], learning_rate: Any) -> Update | None:
         """Returns how this step updates variables, or None if Keras has to do it."""
-        if not fast.are_fast() or type(self).update_step is not Fused.update_step:
+        if not fast.on_cpu() or type(self).update_step is not Fused.update_step:
             return None
         if any(keras.backend.standardize_dtype(each.dtype) != "float32" for each in variables):
             return None
