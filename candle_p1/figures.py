@@ -25,6 +25,8 @@ MAX_CURVES = 4
 """The loss and the first metrics have a plot of their curves."""
 HIGHEST_SHARE = 1.02
 """Where the y axis of shares, as of accuracy, ends at most."""
+MAX_NAME = 24
+"""The most characters of a class's name on an axis."""
 MARKERS = "osD^v<>P*X"
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 """Colours that the colour-blind can distinguish (Okabe and Ito, *Color Universal Design*, 2008)."""
@@ -104,6 +106,114 @@ def measured_against_predicted(
     plot.scatter(measured, predicted, s=4, alpha=0.4, linewidths=0)
     ends = [measured.min(), measured.max()]
     plot.plot(ends, ends, color="0.2", linestyle="--", linewidth=1, label="predicted = measured")
+    plot.legend()
+    _save(figure, path)
+
+
+def confusion_matrix(
+    path: Path, counts: NDArray[np.int64], names: Sequence[str], *, title: str
+) -> None:
+    """Plots how often samples of each class are taken for each class, coloured by shares of rows.
+
+    Args:
+        path: The file.
+        counts: Shape (classes, classes): true classes in rows, predicted ones in columns.
+        names: The names of the classes.
+        title: The title of the figure.
+    """
+    from matplotlib.figure import Figure
+
+    num = len(names)
+    labels = [_shortened(name) for name in names]
+    side = max(3.2, 0.36 * num)
+    beside = 0.08 * max(map(len, labels))
+    figure = Figure((side + beside + 1.5, side + beside + 1), DOTS_PER_INCH, layout="constrained")
+    plot = figure.add_subplot(title=title, xlabel="predicted class", ylabel="true class")
+    of_rows = counts.sum(axis=1, keepdims=True)
+    shares = np.divide(counts, of_rows, out=np.zeros(counts.shape), where=of_rows > 0)
+    image = plot.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    size = 11 if num <= 4 else 8 if num <= 12 else 6
+    for (row, column), count in np.ndenumerate(counts):
+        if count:
+            ink = "white" if shares[row, column] > 0.5 else "black"
+            text = f"{count:,}" if num <= 12 or count < 10_000 else f"{count / 1000:.0f}k"
+            plot.text(column, row, text, color=ink, fontsize=size, ha="center", va="center")
+    turned = num > 4 or len(max(labels, key=len)) > 12
+    plot.set_xticks(range(num), labels, rotation=90 if turned else 0, fontsize=max(size, 7))
+    plot.set_yticks(range(num), labels, fontsize=max(size, 7))
+    figure.colorbar(image, label="share of the true class", shrink=0.7, pad=0.02)
+    _save(figure, path)
+
+
+def class_curves(
+    path: Path,
+    curves: Mapping[str, tuple[NDArray[Any], NDArray[Any]]],
+    *,
+    title: str,
+    axes: tuple[str, str],
+    reference: str = "",
+) -> None:
+    """Plots a curve of each class in the unit square.
+
+    Args:
+        path: The file.
+        curves: The points (xs, ys) of each class, by the label of its curve.
+        title: The title of the figure.
+        axes: The labels of the two axes.
+        reference: The label of the diagonal, if there is one.
+    """
+    import matplotlib
+
+    figure, plot = _new(title, *axes)
+    columns = 1 + len(curves) // 22
+    longest = max(map(len, curves), default=0)
+    figure.set_figwidth(SIZE_INCHES[1] + columns * (0.06 * longest + 0.6))
+    colours = matplotlib.colormaps["tab10"].colors  # type: ignore[attr-defined]
+    for i, (label, (xs, ys)) in enumerate(curves.items()):
+        style = ("-", "--", ":", "-.")[i // len(colours) % 4]
+        color = colours[i % len(colours)]
+        plot.plot(xs, ys, style, color=color, linewidth=1.3, label=label)
+    if reference:
+        plot.plot([0, 1], [0, 1], color="0.6", linewidth=0.8, label=reference)
+    plot.set(xlim=(-0.01, 1.01), ylim=(-0.01, HIGHEST_SHARE), aspect="equal")
+    plot.grid(color="0.92")
+    plot.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=7, ncols=columns)
+    _save(figure, path)
+
+
+def reliability(path: Path, bins: Sequence[Mapping[str, Any]], *, title: str) -> None:
+    """Plots how often predictions are right against their probability, and how many there are.
+
+    The bins are those of `candle_p1.inference.metrics.ClassMetrics.reliability`.
+    """
+    from matplotlib.figure import Figure
+
+    width, height = SIZE_INCHES
+    figure = Figure((0.8 * width, 1.1 * height), DOTS_PER_INCH, layout="constrained")
+    shares, counts = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+    shares.set(title=title, ylabel="share that is right", xlim=(0, 1), ylim=(0, HIGHEST_SHARE))
+    shares.plot([0, 1], [0, 1], color="0.4", linestyle="--", linewidth=1, label="as probable")
+    used = [each for each in bins if each["num_samples"]]
+    points = [(each["mean_probability"], each["accuracy"]) for each in used]
+    shares.plot(*zip(*points, strict=True), "o-", color=BLUE, linewidth=1.3, label="the model")
+    shares.legend(loc="upper left")
+    shares.grid(color="0.92")
+    lows = [each["low"] for each in bins]
+    widths = [each["high"] - each["low"] for each in bins]
+    numbers = [each["num_samples"] for each in bins]
+    bars = counts.bar(lows, numbers, widths, align="edge", color=BLUE, alpha=0.5, edgecolor="white")
+    counts.bar_label(bars, [f"{num:,}" if num else "" for num in numbers], fontsize=7, padding=1)
+    counts.set(xlabel="probability of the predicted class", ylabel="samples")
+    counts.margins(y=0.25)
+    _save(figure, path)
+
+
+def histogram(path: Path, values: NDArray[Any], *, title: str, axis: str) -> None:
+    """Plots the distribution of a value of each sample, shape (samples,), and its median."""
+    figure, plot = _new(title, axis, "samples")
+    plot.hist(values, bins=min(100, max(10, len(values) // 10)), color=BLUE, alpha=0.6)
+    median = float(np.median(values))
+    plot.axvline(median, color=VERMILION, linewidth=1.3, label=f"median {median:.3g}")
     plot.legend()
     _save(figure, path)
 
@@ -216,6 +326,10 @@ def compared_times(
     handles, labels = list(legend.values()), list(legend)
     figure.legend(handles, labels, loc="outside lower center", ncols=len(legend), frameon=False)
     _save(figure, path)
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…"
 
 
 def _new(title: str, x_axis: str, y_axis: str) -> tuple[Figure, Axes]:

@@ -1,7 +1,8 @@
 """Scores of predictions, kept as sums over samples, which can be added up over ranks.
 
 Each rank updates a score with its share of the predictions, in batches. With the sums of all ranks
-added, the result is what one process would compute from all samples.
+added, the result is what one process would compute from all samples. Sums may have further axes in
+front, such as one for the draws of a bootstrap; results then have these axes, too.
 """
 
 from __future__ import annotations
@@ -54,32 +55,32 @@ class RegressionScore:
         score.sums[:] = num_samples, true, num_samples * p, true2, p2, tp, true2 - 2 * tp + p2
         return score
 
-    def result(self) -> dict[str, float]:
+    def result(self) -> dict[str, Any]:
         """Returns mse, r2 and correlation."""
-        num_samples, true, _, true2, _, _, error2 = self.sums
-        if not num_samples[0]:
-            return {"mse": np.nan, "r2": np.nan, "correlation": np.nan}
-        total = true2 - true**2 / num_samples
-        constant = total <= CONSTANT * true2
-        ratio = np.divide(error2, total, out=np.zeros_like(total), where=~constant)
-        r2 = np.where(constant, error2 == 0, 1 - ratio)
-        n, t, p, t2, p2, tp, e2 = self.sums.sum(axis=1)
-        variances = t2 / n - (t / n) ** 2, p2 / n - (p / n) ** 2
-        vary = variances[0] * n > CONSTANT * t2 and variances[1] * n > CONSTANT * p2
-        covariance = tp / n - t / n * p / n
-        correlation = covariance / np.sqrt(np.prod(variances)) if vary else np.nan
-        return {"mse": float(e2 / n), "r2": float(r2.mean()), "correlation": float(correlation)}
+        num_samples, true, _, true2, _, _, error2 = np.moveaxis(self.sums, -2, 0)
+        with np.errstate(divide="ignore", invalid="ignore"):  # of no samples
+            total = true2 - true**2 / num_samples
+            constant = total <= CONSTANT * true2
+            ratio = np.divide(error2, total, out=np.zeros_like(total), where=~constant)
+            r2 = np.where(constant, error2 == 0, 1 - ratio)
+            n, t, p, t2, p2, tp, e2 = np.moveaxis(self.sums.sum(axis=-1), -1, 0)
+            of_true, of_predicted = t2 / n - (t / n) ** 2, p2 / n - (p / n) ** 2
+            vary = (of_true * n > CONSTANT * t2) & (of_predicted * n > CONSTANT * p2)
+            covariance = tp / n - t / n * p / n
+            correlation = np.where(vary, covariance / np.sqrt(of_true * of_predicted), np.nan)
+            found = {"mse": e2 / n, "r2": r2.mean(axis=-1), "correlation": correlation}
+        return {name: value if value.ndim else float(value) for name, value in found.items()}
 
 
 class ConfusionScore:
     """Accuracy, and precision and recall of each class, from predicted class probabilities.
 
     Attributes:
-        sums: int64, shape (classes, classes): samples by true and predicted class.
+        sums: int64, shape (classes, classes): samples by true and predicted class; or float64.
     """
 
     def __init__(self, num_classes: int) -> None:
-        self.sums = np.zeros((num_classes, num_classes), np.int64)
+        self.sums: NDArray[Any] = np.zeros((num_classes, num_classes), np.int64)
 
     def update(self, y_true: Any, y_pred: Any) -> None:
         """Adds a batch.
@@ -100,17 +101,17 @@ class ConfusionScore:
         score.sums[:, predicted] = self.sums.sum(axis=1)
         return score
 
-    def result(self) -> dict[str, float]:
+    def result(self) -> dict[str, Any]:
         """Returns accuracy and macro_f1, the mean over classes of the F1 score."""
-        per_class = self.per_class()
-        total = self.sums.sum()
-        accuracy = float(np.trace(self.sums) / total) if total else np.nan
-        return {"accuracy": accuracy, "macro_f1": float(per_class["f1"].mean())}
+        hits, total = np.trace(self.sums, axis1=-2, axis2=-1), self.sums.sum(axis=(-2, -1))
+        with np.errstate(invalid="ignore"):  # of no samples
+            found = {"accuracy": hits / total, "macro_f1": self.per_class()["f1"].mean(axis=-1)}
+        return {name: value if value.ndim else float(value) for name, value in found.items()}
 
     def per_class(self) -> dict[str, NDArray[Any]]:
         """Returns precision, recall, f1 and num_samples of each class; 0 where there are none."""
-        hits = np.diag(self.sums).astype(np.float64)
-        predicted, actual = self.sums.sum(axis=0), self.sums.sum(axis=1)
+        hits = np.diagonal(self.sums, axis1=-2, axis2=-1).astype(np.float64)
+        predicted, actual = self.sums.sum(axis=-2), self.sums.sum(axis=-1)
         return {
             "precision": _ratio(hits, predicted),
             "recall": _ratio(hits, actual),
@@ -121,5 +122,5 @@ class ConfusionScore:
 
 def _ratio(numerator: NDArray[Any], denominator: NDArray[Any]) -> NDArray[np.float64]:
     return np.divide(
-        numerator, denominator, out=np.zeros(len(numerator)), where=np.asarray(denominator) > 0
+        numerator, denominator, out=np.zeros(numerator.shape), where=np.asarray(denominator) > 0
     )

@@ -1,0 +1,1 @@
+"""Applying a trained network to new samples; in one process, without MPI."""
