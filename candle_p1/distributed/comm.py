@@ -10,9 +10,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import signal
 import sys
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -42,6 +40,8 @@ T = TypeVar("T")
 P = ParamSpec("P")
 BTL_VARIABLE = "OMPI_MCA_btl"
 """Names what Open MPI may send messages through."""
+UCX_SIGNAL_VARIABLE = "UCX_DEBUG_SIGNO"
+"""Names the signal with which UCX enters its debug mode: SIGHUP, unless it is 0."""
 WITHOUT_OFI = "^ofi"
 """All but libfabric, whose search for network cards takes Open MPI 5 a second."""
 
@@ -385,30 +385,14 @@ def _num_bytes_of(value: Any) -> Callable[[], int]:
     return lambda: len(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
 
 
-@contextmanager
-def _hangup_kept() -> Iterator[None]:
-    """Keeps the handler of SIGHUP, which MPI libraries replace by one that ignores the signal.
-
-    A SIGHUP during the body takes effect at its end.
-    """
-    handler = signal.getsignal(signal.SIGHUP)
-    if threading.current_thread() is not threading.main_thread() or handler is None:
-        yield
-        return
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
 def prepare_start(rank: LaunchedRank, environ: MutableMapping[str, str]) -> None:
-    """Tells Open MPI before it starts what ranks of one node do without.
+    """Tells Open MPI before it starts what ranks do without.
 
-    They exchange messages through memory. What the user has chosen, by this variable or by an
-    option of mpirun, holds. Other libraries take no notice.
+    UCX, which it loads, would handle SIGHUP, and so let a rank survive it. Ranks of one node
+    exchange messages through memory. What the user has chosen, by these variables or by an option
+    of mpirun, holds. Other libraries take no notice.
     """
+    environ.setdefault(UCX_SIGNAL_VARIABLE, "0")
     if rank.size is not None and rank.size == rank.local_size:
         environ.setdefault(BTL_VARIABLE, WITHOUT_OFI)
 
@@ -433,8 +417,7 @@ def connect() -> Communicator:
     if launched_rank().local_rank == 0:
         agent.remove_leftovers()
     try:
-        with _hangup_kept():
-            mpi: Communicator = MpiCommunicator()
+        mpi: Communicator = MpiCommunicator()
     except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI library that it can load
         agent.end_guard()
         if launched_rank().size == 1:
