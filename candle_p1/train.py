@@ -43,6 +43,7 @@ from candle_p1.models.evaluation import Trained, find_nan
 from candle_p1.models.optimizers import check_names, make_optimizer
 from candle_p1.parameters.parameter_set import EditableParameters, ParameterSet
 from candle_p1.records import environment
+from candle_p1.records.summary import VALIDATES_ON_TEST
 from candle_p1.records.types import Failure
 from candle_p1.scaling import ScalingPlan, epochs_of_ranks
 from candle_p1.text import count, print_error
@@ -142,7 +143,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
                 reader.digest()
             with phases("preprocess"):
                 data = benchmark.preprocess(raw, params)
-                chosen = _chosen_by_test(params, data)
+                on_test = data.validation is data.test
                 data = _limit(data, params)
             with phases("build"):
                 plan = make_plan(benchmark, params, len(data.train), comm, restart)
@@ -155,19 +156,21 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
                     restart.check_plan(plan)
                     restart.check_data(data_fingerprint(reader))
                     restart.restore_arrays(model)
-            return data, chosen, plan, model
+            return data, on_test, plan, model
 
         prepared = attempt(prepare)
 
         with phases("broadcast"):
             with phases("wait"):
-                data, chosen, plan, model = agree(comm, prepared)
+                data, on_test, plan, model = agree(comm, prepared)
                 check_same_data(reader, comm)
             with phases("transfer"):
                 broadcast_state(model, engine.reducer)
 
         run.screen.say(f"{plan.explain()}; validation in parentheses")
-        warnings = [*plan.warnings, *chosen]
+        if on_test:
+            run.screen.say(VALIDATES_ON_TEST)
+        warnings = [*plan.warnings, *_chosen_by_test(params, on_test)]
         warnings += unmet_requests(params, describe_model(model), reads_tables=bool(reader.table_s))
         for warning in warnings:
             run.screen.warn(warning)
@@ -185,6 +188,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
                 "num_train": len(data.train),
                 "num_validation": len(data.validation),
                 "num_test": len(data.test),
+                "validates_on_test": on_test,
             },
             "plan": plan,
             "distributed": averaging,
@@ -399,12 +403,12 @@ def _limit(data: DataSet, params: ParameterSet) -> DataSet:
     return data
 
 
-def _chosen_by_test(params: ParameterSet, data: DataSet) -> list[str]:
-    """Returns a warning if validation decides something, and its samples are those of the test."""
+def _chosen_by_test(params: ParameterSet, on_test: bool) -> list[str]:
+    """Returns a warning if validation, on the test samples, decides something."""
     of_best = are_saved(params) and params["ckpt_save_best_metric"].startswith("val_")
     deciding = {"early_stop": params["early_stop"], "ckpt_save_best": of_best}
     chosen = [name for name, decides in deciding.items() if decides and params[name]]
-    if not chosen or data.validation is not data.test:
+    if not chosen or not on_test:
         return []
     return [
         f"{' and '.join(chosen)}: the validation samples are the test samples, so the test metrics"

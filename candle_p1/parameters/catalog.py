@@ -209,7 +209,12 @@ _declare(
         "the optimizer's formula and constants: CANDLE's, on Keras 2, or Keras 3's",
         choices=("keras2", "keras3"),
     ),
-    Parameter("early_stop", bool, False, "stop when the validation loss no longer falls"),
+    Parameter(
+        "early_stop",
+        bool,
+        False,
+        "stop when the validation loss no longer falls; the model is that of the best epoch",
+    ),
     Parameter(
         "patience", int, 10, "epochs that early_stop waits for a lower validation loss", minimum=1
     ),

@@ -30,6 +30,7 @@ from candle_p1.records.types import (
 from candle_p1.text import count, name_nodes
 
 MIB = 2**20
+VALIDATES_ON_TEST = "the validation samples are the test samples"
 
 
 def summary(record: RunRecord) -> Iterator[str]:
@@ -57,6 +58,8 @@ def summary(record: RunRecord) -> Iterator[str]:
         )
     if chosen := _set_by_user(record):
         yield f"set: {', '.join(f'{name} {each.value}' for name, each in chosen)}"
+    if record.data and record.data.validates_on_test:
+        yield VALIDATES_ON_TEST
     yield from results(record)
     if record.energy and record.energy.kind == "absent":
         yield "energy: not measured"
@@ -70,6 +73,8 @@ def results(record: RunRecord) -> Iterator[str]:
     if record.training and record.training.stopped and record.plan:
         epochs = f"{len(record.training.epochs)} of {record.plan.epochs_per_rank} epochs"
         yield f"trained {epochs}: {record.training.stopped}"
+    if record.training and (best := record.training.model_epoch):
+        yield f"the model is that of epoch {best}, which has the lowest validation loss"
     if record.quality:
         yield f"test {', '.join(_quality(record.quality))}"
     if record.phases and record.total_s:

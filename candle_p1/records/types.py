@@ -156,6 +156,8 @@ class TrainingData(Section):
     num_train: Count | None = None
     num_validation: Count | None = None
     num_test: Count | None = None
+    validates_on_test: bool | None = None
+    """Whether the validation samples are test samples."""
 
 
 class Plan(Section):
@@ -321,6 +323,9 @@ class Training(Section):
     samples_per_s: float | None = None
     stopped: str | None = None
     """Why training ended before its last epoch."""
+    model_epoch: Positive | None = None
+    """The epoch whose model is evaluated and saved, from 1, with early_stop: that with the lowest
+    validation loss. Otherwise it is the last one."""
     profiled: bool | None = None
     """Calls or steps were profiled, so the times must not be compared."""
     traced: bool | None = None

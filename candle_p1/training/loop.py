@@ -31,12 +31,15 @@ from candle_p1.instrument import tensorboard
 from candle_p1.models.fast.batches import stream
 from candle_p1.records.segments import BEGINNING
 from candle_p1.records.types import Position
+from candle_p1.text import count
+from candle_p1.training.best_epoch import BestEpoch
 from candle_p1.training.epochs import EpochTimer, GatheredEpochs, epoch_from
 from candle_p1.training.save_trigger import SaveTrigger
 from candle_p1.training.saver import Saver
 from candle_p1.training.setup import Training, explained_memory_errors
 from candle_p1.training.state import (
     CallbackStates,
+    LiveArray,
     attach_state,
     build_metrics,
     replicated_arrays,
@@ -76,10 +79,14 @@ def train_model(training: Training) -> TrainingOutcome:
     """Trains a model that is the same on every rank; collective."""
     if training.params["train_bool"]:
         return _Loop(training).run()
-    model_of = ""
-    if training.restart:
-        model_of = f", the model is that of {training.restart.directory}"
-    facts = {"epochs": [], "stopped": f"train_bool is False{model_of}"}
+    restart, model_of = training.restart, "the weights are untrained"
+    facts: dict[str, Any] = {"epochs": []}
+    if restart:
+        model_of = f"the model is that of {restart.directory}"
+    if restart and restart.is_over and (best := restart.best_weights()):
+        training.model.set_weights(best)
+        facts["model_epoch"] = restart.state.callbacks[f"{BestEpoch.__name__}-1"]["best_epoch"] + 1
+    facts["stopped"] = f"train_bool is False: {model_of}"
     return TrainingOutcome(keras.callbacks.History(), facts, BEGINNING, BEGINNING)
 
 
@@ -110,7 +117,10 @@ class _Loop:
         if self._start.step or keras.backend.backend() == "jax":
             build_metrics(model, self._batches[0])
         self._history = keras.callbacks.History()
-        self._early_stop = keras.callbacks.EarlyStopping("val_loss", patience=params["patience"])
+        self._early_stop = None
+        if params["early_stop"]:
+            best = restart.best_weights() if restart else None
+            self._early_stop = BestEpoch(model, params["patience"], best)
         has_limit = (params["timeout"] or -1) > 0
         self._limit = TimeLimit(params["timeout"], run.comm) if has_limit else None
         self._callbacks = self._make_callbacks()
@@ -137,6 +147,7 @@ class _Loop:
                 self._timer,
                 self._epochs,
                 self._start,
+                self._saved_arrays,
             )
 
     def run(self) -> TrainingOutcome:
@@ -273,7 +284,7 @@ class _Loop:
         callbacks += training.benchmark.callbacks(params)
         if params["check_replicas"]:
             callbacks.append(ReplicaCheck(run.comm))
-        if params["early_stop"]:
+        if self._early_stop:
             callbacks.append(self._early_stop)
         if self._limit:
             callbacks.append(self._limit)
@@ -297,9 +308,14 @@ class _Loop:
             say=self._run.screen.warn,
             after=self._run.restart,
         )
-        with_optimizer = not params["ckpt_save_weights_only"]
-        writer.prepare(replicated_arrays(self._model, with_optimizer=with_optimizer))
+        writer.prepare(self._saved_arrays())
         return writer
+
+    def _saved_arrays(self) -> dict[str, LiveArray]:
+        """Returns what checkpoints keep that is the same on all ranks."""
+        with_optimizer = not self._training.params["ckpt_save_weights_only"]
+        best = self._early_stop.weights if self._early_stop else ()
+        return replicated_arrays(self._model, with_optimizer=with_optimizer, best=best)
 
     def _describe(self) -> dict[str, Any]:
         """Returns what the record says about training, on rank 0."""
@@ -307,6 +323,8 @@ class _Loop:
         facts: dict[str, Any] = {"epochs": epochs}
         if self._epochs.samples_per_s is not None:
             facts["samples_per_s"] = self._epochs.samples_per_s
+        if self._early_stop:
+            facts["model_epoch"] = self._early_stop.number
         if params["profiling"] or params["step_trace"]:
             facts["profiled"] = True
         if is_traced():
@@ -318,13 +336,11 @@ class _Loop:
                 facts["stopped"] = f"timeout of {params['timeout']} s"
             elif epochs[-1].metrics.get("loss", 0) is None:
                 facts["stopped"] = "the loss was not a number"
-            elif self._early_stop.stopped_epoch:
-                facts["stopped"] = (
-                    f"early_stop: the validation loss did not fall for {params['patience']} epochs;"
-                    " the model is that of the last epoch"
-                )
+            elif self._early_stop and self._early_stop.stopped_epoch:
+                waited = count(params["patience"], "epoch")
+                facts["stopped"] = f"early_stop: the validation loss did not fall for {waited}"
             else:
-                facts["stopped"] = "a callback of the benchmark ended it"
+                facts["stopped"] = "a callback ended it"
         return facts
 
 

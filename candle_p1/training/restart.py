@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from candle_p1.checkpoints.arrays import ArraySpec
@@ -48,6 +49,7 @@ class Restart:
     ) -> None:
         self._checkpoint, self._comm = checkpoint, comm
         self._position = position
+        self._best: list[NDArray[Any]] = []  # on rank 0
         self.directory, self.state = directory, state
         self.saved_plan = ScalingPlan(**state.plan)
 
@@ -129,10 +131,19 @@ class Restart:
             return
         saved = self._checkpoint.arrays
         with_optimizer = any(name.startswith(state.OPTIMIZER) for name in saved)
-        arrays = state.replicated_arrays(model, with_optimizer=with_optimizer)
+        best = model.weights if self.state.parameters["early_stop"] else ()
+        arrays = state.replicated_arrays(model, with_optimizer=with_optimizer, best=best)
         here = {name: str(ArraySpec.of(name, array)) for name, array in arrays.items()}
         check_equal(self.directory, {name: str(spec) for name, spec in saved.items()}, here)
         state.restore_replicated(model, self._checkpoint.read, saved)
+        names = [name for name in arrays if name.startswith(state.BEST)]
+        self._best = [np.array(self._checkpoint.read(name)) for name in names]
+
+    def best_weights(self) -> list[NDArray[Any]]:
+        """Returns the best epoch's weights; [] if early_stop is not set; collective."""
+        num = self._comm.broadcast(len(self._best))
+        mine = self._best or [None] * num
+        return [self._comm.broadcast(array) for array in mine]
 
     def restore_ranks(self, model: Any, plan: ScalingPlan, seed: int) -> Mapping[str, NDArray[Any]]:
         """Puts random states back and sets the learning rate; collective, after the broadcast.

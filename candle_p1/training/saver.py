@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import isfinite
 
 import keras
@@ -18,17 +18,18 @@ from candle_p1.training.save_trigger import SaveTrigger
 from candle_p1.training.setup import Training
 from candle_p1.training.state import (
     CallbackStates,
+    LiveArray,
     attach_state,
     loss_so_far,
     own_arrays,
-    replicated_arrays,
 )
 
 
 class Saver:
     """Saves checkpoints between steps; every rank must have one.
 
-    What is at `start`, where this segment of the run begins, is saved already.
+    What is at `start`, where this segment of the run begins, is saved already. `arrays` returns
+    what is saved and is the same on all ranks.
 
     Attributes:
         position: Where training is.
@@ -44,9 +45,11 @@ class Saver:
         timer: EpochTimer,
         epochs: GatheredEpochs,
         start: Position,
+        arrays: Callable[[], Mapping[str, LiveArray]],
     ) -> None:
         self._training, self._writer, self._trigger = training, writer, trigger
         self._states, self._timer, self._epochs = states, timer, epochs
+        self._arrays = arrays
         self._params, self._plan = training.params, training.plan
         self._policy = SavePolicy.of(self._params, last_epoch=self._plan.epochs_per_rank)
         if training.restart:
@@ -124,10 +127,9 @@ class Saver:
             layers = average_state(model, comm) if within_epoch else {}
             if within_epoch:
                 own |= epoch_arrays(self._timer.so_far()) | layers
-            with_optimizer = not self._params["ckpt_save_weights_only"]
             self._writer.save(
                 self.position,
-                replicated_arrays(model, with_optimizer=with_optimizer),
+                self._arrays(),
                 own,
                 self._state().model_dump(),
                 best=self._is_best,

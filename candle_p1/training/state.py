@@ -19,15 +19,17 @@ from candle_p1.distributed.callbacks import evaluate_shared
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.distributed.replicas import restore_state, seed_states
 from candle_p1.errors import CandleError
+from candle_p1.training.best_epoch import STATE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 WEIGHTS, OPTIMIZER, SEED, METRIC = "weights/", "optimizer/", "seed/", "metric/"
+BEST = "best/"
 """What the names of arrays begin with."""
 
 KERAS_STATES: Mapping[Any, Sequence[str]] = {
-    keras.callbacks.EarlyStopping: ("best", "best_epoch", "stopped_epoch", "wait"),
+    keras.callbacks.EarlyStopping: STATE,
     keras.callbacks.History: ("epoch", "history"),
     keras.callbacks.ModelCheckpoint: (
         "best",
@@ -40,7 +42,7 @@ KERAS_STATES: Mapping[Any, Sequence[str]] = {
 
 
 class LiveArray:
-    """A variable of a model, of which rows can be copied without a temporary copy of the whole.
+    """A variable or an array, of which rows can be copied without a temporary copy of the whole.
 
     Attributes:
         shape: Its shape.
@@ -66,13 +68,17 @@ class LiveArray:
 
 def view_of(variable: Any) -> NDArray[Any]:
     """Returns the value of a ``keras.Variable`` in place if it is in main memory, else a copy."""
+    if isinstance(variable, np.ndarray):
+        return variable
     value = variable.value
     if keras.backend.backend() == "tensorflow":
         value = value.read_value()  # NumPy copies a variable, but not a tensor
     return np.asarray(value)
 
 
-def replicated_arrays(model: Any, *, with_optimizer: bool = True) -> dict[str, LiveArray]:
+def replicated_arrays(
+    model: Any, *, with_optimizer: bool = True, best: Sequence[Any] = ()
+) -> dict[str, LiveArray]:
     """Returns the arrays that are the same on every rank, by name.
 
     Names do not depend on the number of ranks. A later variable with the name of an earlier one has
@@ -82,9 +88,11 @@ def replicated_arrays(model: Any, *, with_optimizer: bool = True) -> dict[str, L
         model: A compiled ``keras.Model`` whose optimizer is built.
         with_optimizer: Whether the optimizer's state, with its iterations, learning rate and loss
             scale, belongs to it.
+        best: The weights of the best epoch, in the order of the model's, if they belong to it.
     """
     variables = _replicated(model, with_optimizer=with_optimizer)
-    return {name: LiveArray(variable) for name, variable in variables.items()}
+    named = {f"{BEST}{name}": array for name, array in zip(variables, best, strict=False)}
+    return {name: LiveArray(each) for name, each in (variables | named).items()}
 
 
 def restore_replicated(

@@ -127,6 +127,7 @@ def test_every_loss_counts_and_may_be_allowed(train_all, monkeypatch):
     }
     epochs = {name: len(record["training"]["epochs"]) for name, record in records.items()}
     assert epochs == dict.fromkeys(ends, 4) | {"infinite": 1, "untrained": 0}
+    assert records["untrained"]["training"]["stopped"].endswith("the weights are untrained")
 
 
 REFUSED = {

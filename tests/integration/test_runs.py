@@ -68,6 +68,7 @@ def test_p1b2_stops_early_and_writes_where_it_is_told(variants):
     record = read_record(variants / "p1b2/run.json")
     assert len(record["training"]["epochs"]) == 3
     assert record["training"]["stopped"]
+    assert record["training"]["model_epoch"] == 1
     assert "3 of 30 epochs: early_stop" in (variants.parent / "run.log").read_text()
     rows = rows_of(variants.parent / "results/classes.csv")
     assert len(rows) == 10

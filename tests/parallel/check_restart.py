@@ -106,7 +106,8 @@ def results(directory):
     record = read_record(directory / "run.json")
     tables = [(directory / table).read_bytes() for table in ("history.csv", "training.log")]
     epochs = [(each["epoch"], each["metrics"]) for each in record["training"]["epochs"]]
-    return arrays, [*tables, epochs, record["quality"], record["training"].get("stopped")], record
+    ends = [record["training"].get(name) for name in ("stopped", "model_epoch")]
+    return arrays, [*tables, epochs, record["quality"], *ends], record
 
 
 def goes_on_bit_for_bit(number, comm):

@@ -86,7 +86,7 @@ PLAN = ScalingPlan.make(
 )  # fmt: skip
 FLAGS = (
     "--batch_size 4 --rng_seed 5 --patience 3 --ckpt_save_interval 1 --ckpt_save_best False"
-    " --ckpt_every_steps 1 --ckpt_keep_limit 99"
+    " --ckpt_every_steps 1 --ckpt_keep_limit 99 --early_stop True"
 )
 
 
@@ -140,7 +140,7 @@ def train(directory, checkpoint=None):
                 allreduces=None,
                 log=RunLog(None, "nt3", None, 0.0),
                 models=ModelFiles(benchmark, params, directory, run),
-                fingerprint={"benchmark": "nt3", "parameters": {}, "data": {}},
+                fingerprint={"benchmark": "nt3", "parameters": {"early_stop": True}, "data": {}},
                 restart=restart,
             )
         )
@@ -158,11 +158,13 @@ def train(directory, checkpoint=None):
         table=(directory / "history.csv").read_bytes(),
         epochs=[(each.metrics, each.steps.num) for each in trained.facts["epochs"]],
         stopped=trained.facts.get("stopped"),
+        model_epoch=trained.facts["model_epoch"],
     )
 
 
 def assert_same(one, two):
-    for name in ("history", "table", "weights", "optimizer", "epochs", "stopped"):
+    names = ("history", "table", "weights", "optimizer", "epochs", "stopped", "model_epoch")
+    for name in names:
         assert getattr(one, name) == getattr(two, name), name
 
 
@@ -186,6 +188,16 @@ def test_training_goes_on_bit_for_bit(tmp_path, whole, position):
     is_over = position == (4, 0)
     assert again.seen[:2] == ["begin", "end" if is_over else position[1]]
     assert again.seen[-1:] == ["end"]
+
+
+def test_the_model_is_that_of_the_best_epoch(whole):
+    """The end of each epoch is saved before the best one's weights return."""
+    losses = whole.history[1]["val_loss"]
+    best = losses.index(min(losses)) + 1
+    assert whole.model_epoch == best < 4
+    checkpoint = whole.saved[best, 0]
+    names = [name for name in checkpoint.arrays if name.startswith("weights/")]
+    assert sorted(checkpoint.read(name).tobytes() for name in names) == sorted(whole.weights)
 
 
 def test_callbacks_see_every_step_and_the_lack_of_a_state_is_told(whole):

@@ -47,7 +47,6 @@ def writer():
 def make_saver(monkeypatch, writer):
     """Returns a saver for eight epochs of five steps, and its model."""
     monkeypatch.setattr(saver_module, "own_arrays", lambda model, within_epoch: {})
-    monkeypatch.setattr(saver_module, "replicated_arrays", lambda model, with_optimizer: {})
     monkeypatch.setattr(saver_module, "epoch_arrays", lambda epoch: {})
     comm, saved_run = SerialCommunicator(), SavedRun(directory="here", segment=1, steps=0)
 
@@ -75,6 +74,7 @@ def make_saver(monkeypatch, writer):
             SimpleNamespace(so_far=lambda: None),
             SimpleNamespace(to_facts=lambda: {"epochs": [], "num_samples": 0}),
             Position(*start),
+            dict,
         )
         return saver, model
 

@@ -33,11 +33,10 @@ CHOICES = ("mine", "categorical_crossentropy")
     ],
 )
 def test_what_the_test_samples_choose_is_said(flags, names):
-    train, test, own = (Samples(X, X) for _ in range(3))
     params = NT3.read_parameters(flags.split())
-    found = _chosen_by_test(params, DataSet(train, test, test))
+    found = _chosen_by_test(params, on_test=True)
     assert [text.partition(":")[0] for text in found] == names
-    assert _chosen_by_test(params, DataSet(train, own, test)) == []
+    assert _chosen_by_test(params, on_test=False) == []
 
 
 def build(make_model, y, *, metrics=("accuracy",), flags=""):
