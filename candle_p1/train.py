@@ -134,7 +134,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
         for warning in reader.loading.warnings:
             run.screen.warn(warning)
 
-        def prepare() -> tuple[DataSet, list[str], ScalingPlan, Any]:
+        def prepare() -> tuple[DataSet, bool, ScalingPlan, Any]:
             synthetic = "synthetic data " if files.synthetic else ""
             run.screen.say(f"loading {synthetic}with the loader {params['loader']}")
             with phases("load"):

@@ -56,4 +56,5 @@ class BestEpoch(keras.callbacks.EarlyStopping):  # type: ignore[misc]
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `checkpoint_state` returned."""
-        vars(self).update(state)
+        for name in STATE:
+            setattr(self, name, state[name])

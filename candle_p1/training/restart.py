@@ -142,7 +142,7 @@ class Restart:
     def best_weights(self) -> list[NDArray[Any]]:
         """Returns the best epoch's weights; [] if early_stop is not set; collective."""
         num = self._comm.broadcast(len(self._best))
-        mine = self._best or [None] * num
+        mine: list[Any] = self._best or num * [None]
         return [self._comm.broadcast(array) for array in mine]
 
     def restore_ranks(self, model: Any, plan: ScalingPlan, seed: int) -> Mapping[str, NDArray[Any]]:
