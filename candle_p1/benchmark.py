@@ -23,8 +23,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from candle_p1.checkpoints.policy import check_flags
 from candle_p1.data.directory import IMPORT_NAME, data_directory, imported_facts
+from candle_p1.data.inputs import Inputs
 from candle_p1.data.loaders import READERS
 from candle_p1.data.reader import Reader
 from candle_p1.data.samples import Chained, Computed, DataSet, Samples, Selected, Several
@@ -239,6 +243,62 @@ class Benchmark(ABC):
         """Returns the files to which rank 0 saves the model, besides that of ``--save_model``."""
         return []
 
+    def prepared(
+        self,
+        params: ParameterSet,
+        scaled_by: tuple[NDArray[np.float32], NDArray[np.float32]],
+        **names: Any,
+    ) -> Inputs:
+        """Returns what the inputs went through, for `DataSet`.
+
+        Args:
+            params: The parameters of the run.
+            scaled_by: What `scale_features` has returned for the features.
+            names: The fields `features`, `classes` and `target` of `Inputs`, where they are known.
+
+        Raises:
+            DataError: ``import.json`` cannot be read.
+        """
+        facts = self._imported(params) or {"options": {}}
+        offset, scale = scaled_by
+        return Inputs(
+            benchmark=self.name,
+            offset=offset,
+            scale=scale,
+            scaling=params["scaling"],
+            fitted_to=params["scaling_fit"],
+            log2=bool(facts["options"].get("log2")),
+            **names,
+        )
+
+    def imported_names(self, params: ParameterSet, num_features: int) -> dict[str, list[str]]:
+        """Returns the names of features and classes that the import of the files has kept.
+
+        They are fields of `Inputs`; none if the files were not imported.
+
+        Raises:
+            DataError: They are those of other files.
+        """
+        facts = self._imported(params)
+        if facts is None:
+            return {}
+        if len(facts["features"]) != num_features:
+            problem = (
+                f"it has {len(facts['features']):,} features, but the files have {num_features:,}:"
+                " repeat the import"
+            )
+            raise DataError(problem, Path(params[self.files["train"]]).parent / IMPORT_NAME)
+        return {"features": facts["features"], "classes": facts["classes"]}
+
+    def new_inputs(self, rows: NDArray[np.float32], params: ParameterSet) -> Any:
+        """Returns what the model takes for new samples.
+
+        Args:
+            rows: Their features, scaled: float32, shape (samples, features).
+            params: The parameters of the run.
+        """
+        return rows
+
     def naive_quality(self, params: ParameterSet, data: DataSet) -> dict[str, float]:
         """Returns the test metrics of the best constant predictor, by metric name."""
         return {}
@@ -368,13 +428,10 @@ class Benchmark(ABC):
             DataError: Their description cannot be read.
             ParameterError: Another value was given.
         """
-        path = params[self.files["train"]] if self.importable else None
-        if path is None:
+        facts = self._imported(params)
+        if facts is None:
             return {}
-        where = Path(path).parent / IMPORT_NAME
-        facts = imported_facts(where.parent)
-        if facts is None or facts["benchmark"] != self.name:
-            return {}
+        where = Path(params[self.files["train"]]).parent / IMPORT_NAME
         for name, value in facts["parameters"].items():
             if self._is_named(name, params) and params[name] != value:
                 raise ParameterError(
@@ -383,6 +440,12 @@ class Benchmark(ABC):
                 )
         origin = Origin("imported data", str(where))
         return {name: (value, origin) for name, value in facts["parameters"].items()}
+
+    def _imported(self, params: ParameterSet) -> dict[str, Any] | None:
+        """Returns the description of imported files; None if they are others."""
+        path = params[self.files["train"]] if self.importable else None
+        facts = imported_facts(Path(path).parent) if path else None
+        return facts if facts and facts["benchmark"] == self.name else None
 
     def check_tables(self, params: ParameterSet) -> None:
         """Raises DataError if a table that a run is given does not begin as its layout has it."""

@@ -150,7 +150,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
                 check_passes(plan, params, restart)
                 model = build_model(benchmark, params, data, plan, device, engine, allreduces)
                 check_best_metric(benchmark, params, model)
-                models.check(model)
+                models.check(model, data)
             if restart is not None:
                 with phases("restore"):
                     restart.check_plan(plan)
@@ -185,6 +185,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
                 "joins": reader.joins,
                 "scaling": params["scaling"],
                 "scaling_fit": params["scaling_fit"],
+                "inputs": data.preparation and data.preparation.describe(),
                 "num_train": len(data.train),
                 "num_validation": len(data.validation),
                 "num_test": len(data.test),

@@ -161,12 +161,18 @@ class Nt3(Benchmark):
         """Scales the genes in place and adds noise if requested; validates on the test samples."""
         train, test = raw["train"], raw["test"]
         fit_to = [train[:, 1:]] if params["scaling_fit"] == "train" else None
-        scale_features(params["scaling"], train[:, 1:], test[:, 1:], fit_to=fit_to)
+        scaled_by = scale_features(params["scaling"], train[:, 1:], test[:, 1:], fit_to=fit_to)
         num_classes = params["classes"]
         test_samples = _samples(test, num_classes)
         train_samples = _samples(train, num_classes)
         add_noise(train_samples, params)
-        return DataSet(train_samples, test_samples, test_samples)
+        names = self.imported_names(params, train.shape[1] - 1)
+        preparation = self.prepared(params, scaled_by, **names)
+        return DataSet(train_samples, test_samples, test_samples, preparation=preparation)
+
+    def new_inputs(self, rows: NDArray[np.float32], params: ParameterSet) -> NDArray[np.float32]:
+        """Returns the genes as one channel."""
+        return rows[:, :, np.newaxis]
 
     def callbacks(self, params: ParameterSet) -> list[Any]:
         """Returns CANDLE's reduction of the learning rate, unless reduce_lr is False."""

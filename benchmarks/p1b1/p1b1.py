@@ -223,7 +223,8 @@ class P1b1(Benchmark):
         order, test = cases.orders(params["shuffle"], params["rng_seed"])
         num_train = len(order) - num_validation(len(order), params["val_split"])
         train, validation = order[:num_train], order[num_train:]
-        cases.scale(params["scaling"], train if params["scaling_fit"] == "train" else None)
+        fit_to = train if params["scaling_fit"] == "train" else None
+        scaled_by = cases.scale(params["scaling"], fit_to)
         conditioned = params["model"] == "cvae"
 
         def samples(x: Any, y: Any, rows: Any) -> Samples:
@@ -238,6 +239,9 @@ class P1b1(Benchmark):
             samples(cases.x_test, cases.y_test, test),
             cases.types,
             cases.y_test[test],
+            preparation=self.prepared(
+                params, scaled_by, features=cases.features, classes=cases.types
+            ),
         )
 
     def loss(self, params: ParameterSet) -> Any:

@@ -91,7 +91,8 @@ class P1b2(Benchmark):
         order, test = raw.orders(params["shuffle"], params["rng_seed"])
         num = num_validation(len(order), params["val_split"])
         validation, train = order[:num], order[num:]
-        raw.scale(params["scaling"], train if params["scaling_fit"] == "train" else None)
+        fit_to = train if params["scaling_fit"] == "train" else None
+        scaled_by = raw.scale(params["scaling"], fit_to)
 
         def samples(x: Any, y: Any, rows: Any) -> Samples:
             return Samples(Selected(x, rows), raw.one_hot(y[rows]))
@@ -101,6 +102,7 @@ class P1b2(Benchmark):
             samples(raw.x_train, raw.y_train, validation),
             samples(raw.x_test, raw.y_test, test),
             raw.types,
+            preparation=self.prepared(params, scaled_by, features=raw.features, classes=raw.types),
         )
 
     def build_model(self, params: ParameterSet, data: DataSet) -> Any:

@@ -91,10 +91,16 @@ class Cases:
         if 0 < num_features < len(self.features):
             self.select(list(range(num_features)))
 
-    def scale(self, scaling: str, train_rows: slice | NDArray[np.int64] | None) -> None:
-        """Scales the features in place, fitted to all cases or only to some training cases."""
+    def scale(
+        self, scaling: str, train_rows: slice | NDArray[np.int64] | None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Scales the features in place, fitted to all cases or only to some training cases.
+
+        Returns:
+            The offset and the scale of each feature, as `scale_features` does.
+        """
         fit_to = None if train_rows is None else [self.x_train[train_rows]]
-        scale_features(scaling, self.x_train, self.x_test, fit_to=fit_to)
+        return scale_features(scaling, self.x_train, self.x_test, fit_to=fit_to)
 
     def one_hot(self, y: NDArray[np.int64]) -> NDArray[np.float32]:
         """Returns the one-hot encoding of types, float32, shape (cases, types)."""

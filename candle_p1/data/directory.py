@@ -95,7 +95,9 @@ def imported_facts(directory: Path) -> dict[str, Any] | None:
     path = directory / IMPORT_NAME
     try:
         facts = dict(read_json(path))
-        if isinstance(facts["benchmark"], str) and isinstance(facts["parameters"], dict):
+        kinds = {"benchmark": str, "parameters": dict, "options": dict}
+        kinds |= {"features": list, "classes": list}
+        if all(isinstance(facts[name], kind) for name, kind in kinds.items()):
             return facts
     except (FileNotFoundError, NotADirectoryError):
         return None

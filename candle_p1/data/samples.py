@@ -6,11 +6,13 @@ Random choices, too: those of CANDLE's code reproduced, and independent random s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from candle_p1.data.inputs import Inputs
 
 
 class Rows(Protocol):
@@ -155,11 +157,14 @@ class DataSet:
         train: The samples for training.
         validation: The samples for the metrics after every epoch.
         test: The samples for evaluating the trained model.
+        preparation: What the inputs went through, from `Benchmark.prepared`; None: nobody says, so
+            that the trained model is not applied to new samples.
     """
 
     train: Samples
     validation: Samples
     test: Samples
+    preparation: Inputs | None = field(default=None, kw_only=True)
 
 
 def join_batches(batches: Sequence[Any]) -> Any:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from candle_p1.data.shared import allocate, sharers, writable
-from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.distributed.comm import Communicator, SerialCommunicator
 from candle_p1.errors import ParameterError
 from candle_p1.instrument.phases import region
 from candle_p1.scaling import share_bounds
@@ -31,7 +31,7 @@ ROWS_AT_A_TIME = 64  # bounds the temporaries of reductions to a few rows
 
 def scale_features(
     scaling: str | None, *matrices: Matrix, fit_to: Sequence[Matrix] | None = None
-) -> None:
+) -> tuple[Matrix, Matrix]:
     """Scales the columns of all matrices in place, fitted to all of them together.
 
     Args:
@@ -41,15 +41,20 @@ def scale_features(
         matrices: float32, shapes (rows, columns) with the same columns.
         fit_to: The matrices to fit to instead; they may be views of the others.
 
+    Returns:
+        What was subtracted from each column, and by what it was then divided: float32, shape
+        (columns,), the same on every rank.
+
     Raises:
         ParameterError: No such scaling.
     """
+    num_columns = matrices[0].shape[1]
     if scaling in (None, "none"):
-        return
+        return np.zeros(num_columns, np.float32), np.ones(num_columns, np.float32)
     if scaling not in SCALINGS:
         raise ParameterError(f"unknown scaling {scaling!r}: choose one of {', '.join(SCALINGS)}")
     with region("scale"), _shared(*matrices) as share:
-        columns = share(matrices[0].shape[1])
+        columns = share(num_columns)
         mine = [writable(matrix)[:, columns] for matrix in matrices]
         fit_to_mine = mine if fit_to is None else [matrix[:, columns] for matrix in fit_to]
         offset, scale = _FITS[scaling](fit_to_mine)
@@ -57,6 +62,8 @@ def scale_features(
         for rows in _blocks(mine):
             rows -= offset
             rows /= scale
+    offsets, scales = zip(*_node_of(*matrices).allgather((offset, scale)), strict=True)
+    return np.concatenate(offsets), np.concatenate(scales)
 
 
 def _fit_maxabs(matrices: Sequence[Matrix]) -> tuple[Matrix, Matrix]:
@@ -164,10 +171,14 @@ def join_rows(*parts: tuple[Matrix, NDArray[np.int64]]) -> Matrix:
 @contextmanager
 def _shared(*matrices: Matrix) -> Iterator[Callable[[int], slice]]:
     """Waits for the sharers before and after; yields a function that finds this rank's share."""
-    node = next((node for node in map(sharers, matrices) if node.size > 1), SerialCommunicator())
+    node = _node_of(*matrices)
     node.barrier()
     yield lambda num: slice(*share_bounds(num, node.rank, node.size))
     node.barrier()
+
+
+def _node_of(*matrices: Matrix) -> Communicator:
+    return next((node for node in map(sharers, matrices) if node.size > 1), SerialCommunicator())
 
 
 def _blocks(matrices: Sequence[Matrix]) -> list[Matrix]:

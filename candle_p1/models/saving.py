@@ -16,13 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from zipfile import BadZipFile
 
 import numpy as np
 
-from candle_p1.errors import CandleError
-from candle_p1.files import new_file, write_atomically
+from candle_p1.errors import CandleError, DataError
+from candle_p1.files import new_file, read_json, write_atomically
 
-FINAL_NAME = "model.keras"
+FINAL_NAME, LAYERS_NAME = "model.keras", "model.json"
 SUFFIXES = (".keras", ".weights.h5", ".json")
 OVERHEAD_BYTES = 1 << 14
 """More than HDF5 needs for a file, and for each of its arrays."""
@@ -136,6 +137,28 @@ def save(model: Any, path: Path) -> None:
             copy.save_weights(temporary) if weights_only else copy.save(temporary)
         except RuntimeError as error:  # h5py's, if it cannot close a file after all
             raise OSError(errno.EIO, str(error).splitlines()[0], str(path)) from error
+
+
+def load(path: Path) -> Any:
+    """Returns the model in a file, not compiled; of a ``.json`` file, with random weights.
+
+    Raises:
+        DataError: It cannot be read, or Keras does not understand it.
+    """
+    import keras
+
+    import candle_p1.models.layers  # noqa: F401  # which Keras lacks
+
+    try:
+        if path.suffix == ".json":
+            return keras.saving.deserialize_keras_object(read_json(path))
+        return keras.saving.load_model(path, compile=False)
+    except OSError as error:
+        reason = error.strerror or str(error).splitlines()[0]
+        raise DataError(f"the model cannot be read: {reason}", path) from error
+    except (ValueError, TypeError, KeyError, AttributeError, ImportError, BadZipFile) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(f"Keras cannot load the model: {reason}", path) from error
 
 
 @contextmanager

@@ -136,6 +136,16 @@ class NameMatch(Section):
     num_matched: Count
 
 
+class ModelInputs(Section):
+    """The names of what goes into a model and comes out of it; see inputs.json."""
+
+    num_features: Positive
+    features_sha256: str | None = None
+    """The SHA-256 of the names of the features, one on each line; absent if they have none."""
+    classes: list[str] | None = None
+    """The names of the classes, in the order of the outputs."""
+
+
 class TrainingData(Section):
     """The data that the model was trained on."""
 
@@ -153,6 +163,7 @@ class TrainingData(Section):
     scaling: str | None = None
     scaling_fit: Literal["all", "train"] | None = None
     """Whether the scaling was fitted to all samples or to those trained on."""
+    inputs: ModelInputs | None = None
     num_train: Count | None = None
     num_validation: Count | None = None
     num_test: Count | None = None

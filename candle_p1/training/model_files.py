@@ -1,21 +1,27 @@
 """The files to which a run saves its model: before training, after the best epochs and at the end.
 
-Rank 0 writes them. A file that cannot be written, for lack of space or of permission, causes a
-warning on the screen and in the record, but does not end the run; what an earlier epoch or run has
-written there stays.
+Beside a trained model or checkpoints, ``inputs.json`` says what the model's inputs went through,
+and ``model.json`` has its layers, where only checkpoints have the weights. Rank 0 writes the files.
+A file that cannot be written, for lack of space or of permission, causes a warning on the screen
+and in the record, but does not end the run; what an earlier epoch or run has written there stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from candle_p1.benchmark import Benchmark
 from candle_p1.checkpoints.best import Best
+from candle_p1.checkpoints.policy import are_saved
+from candle_p1.data.inputs import INPUTS_NAME, Inputs
+from candle_p1.data.samples import DataSet
 from candle_p1.errors import ParameterError
+from candle_p1.files import write_atomically
 from candle_p1.models.saving import (
     FINAL_NAME,
+    LAYERS_NAME,
     ModelFile,
     SavingError,
     describe,
@@ -23,10 +29,14 @@ from candle_p1.models.saving import (
     save,
 )
 from candle_p1.parameters.parameter_set import ParameterSet
+from candle_p1.records.environment import package_versions
 from candle_p1.training.lifecycle import Run
 
 BEST_METRIC = "val_loss"
 """As in CANDLE, whose ModelCheckpoint has Keras's default."""
+LAYERS = ModelFile(LAYERS_NAME, "begin")
+SPLIT = ("val_split", "shuffle", "rng_seed", "train_samples", "val_samples")
+"""The parameters that decide which samples are for what, as far as a benchmark has them."""
 
 
 class ModelFiles:
@@ -41,20 +51,33 @@ class ModelFiles:
     ) -> None:
         final = [ModelFile(FINAL_NAME)] if params["save_model"] else []
         self._files = [*benchmark.model_files(params), *final]
+        self._keeps_weights = bool(params["save_model"]) or are_saved(params)
+        self._inputs: Inputs | None = None
+        self._params = params
         self._best = Best(BEST_METRIC)
         self.warnings: list[str] = []
         self._directory, self._comm, self._screen = directory, run.comm, run.screen
 
-    def check(self, model: Any) -> None:
+    def check(self, model: Any, data: DataSet) -> None:
         """Checks, before training, that Keras can describe what is to be saved.
 
         Raises:
             ParameterError: It cannot.
         """
-        for file in self._files:
+        if data.preparation and self._keeps_weights:
+            self._inputs = data.preparation.model_copy(
+                update={"split": self._describe_split(data), "versions": package_versions()}
+            )
+            if are_saved(self._params) and LAYERS.name not in {each.name for each in self._files}:
+                self._files.insert(0, LAYERS)
+        for file in [*self._files]:
             try:
                 describe(file.of(model))
             except SavingError as error:
+                if file is LAYERS:
+                    self._files.remove(file)
+                    self._screen.warn(f"the checkpoints cannot be used for predictions: {error}")
+                    continue
                 asked_by = "--save_model" if file.name == FINAL_NAME else "model_files"
                 raise ParameterError(
                     f"{file.name}, which {asked_by} requests: {error}. Give its classes get_config"
@@ -63,6 +86,7 @@ class ModelFiles:
 
     def save_initial(self, model: Any) -> None:
         """Saves what is to be saved before training, on rank 0."""
+        self._save_inputs()
         self._save_all("begin", model)
 
     def save_best(self, model: Any, logs: Mapping[str, float]) -> None:
@@ -86,9 +110,27 @@ class ModelFiles:
 
     def save_final(self, model: Any) -> None:
         """Saves what is to be saved after training, on rank 0; the others wait. Collective."""
+        if self._save_inputs():
+            path = self._directory / INPUTS_NAME
+            self._screen.say(f"saved {path}: names and scaling of the model's inputs")
         for file in self._save_all("end", model):
             self._screen.say(self._explain(file, model))
         self._comm.barrier()
+
+    def _save_inputs(self) -> bool:
+        """Writes, on rank 0, what the inputs went through; returns whether it has."""
+        if self._inputs is None or self._comm.rank:
+            return False
+        path, text = self._directory / INPUTS_NAME, self._inputs.text()
+        return self._written(path, lambda: write_atomically(path, text))
+
+    def _describe_split(self, data: DataSet) -> dict[str, Any]:
+        names = [name for name in SPLIT if name in self._params]
+        return {
+            "num_train": len(data.train),
+            "num_validation": len(data.validation),
+            "num_test": len(data.test),
+        } | {name: self._params[name] for name in names}
 
     def _save_all(self, when: str, model: Any) -> list[ModelFile]:
         """Saves, on rank 0, and returns the files that could be saved."""
@@ -97,11 +139,15 @@ class ModelFiles:
 
     def _save(self, file: ModelFile, model: Any) -> bool:
         path = self._path(file)
+        return self._written(path, lambda: save(file.of(model), path))
+
+    def _written(self, path: Path, write: Callable[[], None]) -> bool:
+        """Returns whether a file could be written; warns if not."""
         try:
-            save(file.of(model), path)
+            write()
         except (OSError, SavingError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            warning = f"{path}: the model was not saved: {reason}"
+            warning = f"{path} was not saved: {reason}"
             if warning not in self.warnings:
                 self.warnings.append(warning)
                 self._screen.warn(warning)

@@ -125,7 +125,7 @@ def test_a_model_that_has_no_description_is_refused_before_training(tmp_path):
 
     strange = keras.Sequential([keras.layers.Input((2,)), Undescribed(lambda x: 2 * x)])
     with pytest.raises(ParameterError, match=r"model\.json.*get_config"):
-        make_files(tmp_path)[0].check(strange)
+        make_files(tmp_path)[0].check(strange, SimpleNamespace(preparation=None))
 
 
 @pytest.mark.parametrize(

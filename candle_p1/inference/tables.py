@@ -1,0 +1,214 @@
+"""New samples in a table, made ready for a trained network: columns by name, scaled as in training.
+
+A table in the format of the benchmark's own files is read some rows at a time. Any other is read as
+`candle-p1 data import` does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from candle_p1.data.blocks import read_blocks, read_head
+from candle_p1.data.inputs import Inputs
+from candle_p1.data.table import CsvLayout, Table
+from candle_p1.datasets.importing import ImportOptions, read_cohort
+from candle_p1.errors import DataError
+from candle_p1.inference.trained import TrainedRun
+
+Matrix = NDArray[np.float32]
+ROWS_PER_BLOCK = 256
+MAX_EXAMPLES = 3
+VERSION = re.compile(r"(ENS[A-Z]{0,4}G\d{6,})\.\d+(_\w+)?")
+"""Ensembl's identifier of a gene with its version, which `data import` removes."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some of the samples.
+
+    Attributes:
+        ids: Their names.
+        x: What the model takes.
+        labels: The name of each one's class; None if the table has none.
+        rows: The features, scaled: float32, shape (samples, features).
+    """
+
+    ids: list[str]
+    x: Any
+    labels: list[str] | None
+    rows: Matrix
+
+
+@dataclass(frozen=True)
+class NewSamples:
+    """The samples in a table.
+
+    Attributes:
+        path: The table.
+        blocks: Reads it; may be called again.
+        notes: What was understood, as clauses for the user.
+    """
+
+    path: Path
+    blocks: Callable[[], Iterator[Block]]
+    notes: list[str] = field(default_factory=list)
+
+
+def read_samples(
+    trained: TrainedRun, path: Path, options: ImportOptions | None = None
+) -> NewSamples:
+    """Returns the samples in a table, whose features are found by name.
+
+    Args:
+        trained: The run whose network is to be applied.
+        path: A file in the benchmark's own format, or a table as `candle-p1 data import` reads it.
+        options: How to read a table, as for the import.
+
+    Raises:
+        DataError: It cannot be read, or features are missing.
+    """
+    options = options or ImportOptions()
+    layout, inputs = trained.benchmark.layouts.get("test"), trained.inputs
+    if layout and options == ImportOptions() and _is_own(path, layout):
+        return _read_own(trained, path, layout)
+    if inputs.features is None:
+        problem = (
+            "the run does not know the names of its features, so that columns cannot be found by"
+            " name: give a file in the benchmark's own format"
+        )
+        raise DataError(problem, path)
+    cohort = read_cohort(path, replace(options, log2=options.log2 or inputs.log2))
+    columns, notes = place_features(inputs.features, cohort.features, path)
+
+    def blocks() -> Iterator[Block]:
+        for start in range(0, len(cohort.ids), ROWS_PER_BLOCK):
+            rows = slice(start, start + ROWS_PER_BLOCK)
+            labels = None if cohort.labels is None else cohort.labels[rows]
+            values = cohort.values[rows] if columns is None else cohort.values[rows, columns]
+            yield _block(trained, cohort.ids[rows], values.copy(), labels)
+
+    return NewSamples(path, blocks, [*cohort.notes, *notes])
+
+
+def place_features(
+    wanted: Sequence[str], found: Sequence[str], path: Path
+) -> tuple[list[int] | None, list[str]]:
+    """Returns where in a table the features are, None if they are all it has; and notes.
+
+    Names of genes match without their versions where they do not match with them.
+
+    Raises:
+        DataError: Some are missing.
+    """
+    place = {name: i for i, name in enumerate(found)}
+    bare: dict[str, list[int]] = {}
+    for i, name in enumerate(found):
+        bare.setdefault(_bare(name), []).append(i)
+    columns, lacking = [], []
+    for name in wanted:
+        similar = bare.get(_bare(name), [])
+        if name in place:
+            columns.append(place[name])
+        elif len(similar) == 1:
+            columns += similar
+        else:
+            lacking.append(name)
+    if lacking:
+        raise DataError(
+            f"it lacks {len(lacking):,} of the {len(wanted):,} features that the network was"
+            f" trained on, such as {_examples(lacking)}",
+            path,
+        )
+    if columns == [*range(len(found))]:
+        return None, []
+    further = [found[i] for i in sorted({*range(len(found))}.difference(columns))]
+    notes = [f"{len(further):,} further features are ignored: {_examples(further)}"] * bool(further)
+    notes += ["features are put in the order of the training"] * (columns != sorted(columns))
+    return columns, notes
+
+
+def _bare(name: str) -> str:
+    return VERSION.sub(r"\1", name)
+
+
+def _examples(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:MAX_EXAMPLES])) + ", …" * (len(names) > MAX_EXAMPLES)
+
+
+def _is_own(path: Path, layout: CsvLayout) -> bool:
+    """Returns whether a file begins as the benchmark's own do.
+
+    Raises:
+        DataError: It cannot be opened.
+    """
+    try:
+        head = read_head(path, layout)
+    except DataError:
+        if not path.is_file():
+            raise
+        return False
+    if layout.header:
+        return True
+    first = next(read_blocks(path, replace(layout, num_columns=head.num_columns)), None)
+    return first is not None
+
+
+def _read_own(trained: TrainedRun, path: Path, layout: CsvLayout) -> NewSamples:
+    head, inputs = read_head(path, layout), trained.inputs
+    num_features = len(inputs.offset)
+    names = [name for name in head.names if name not in layout.text_columns]
+    columns, notes = None, list[str]()
+    if names and inputs.features is not None:
+        columns, notes = place_features(inputs.features, names, path)
+    elif head.num_columns - (layout.label_column is not None) != num_features:
+        problem = f"it has {head.num_columns:,} columns, not {num_features + 1:,}: label, features"
+        raise DataError(problem, path)
+
+    def blocks() -> Iterator[Block]:
+        first = 1
+        for table in read_blocks(path, layout):
+            for start in range(0, len(table), ROWS_PER_BLOCK):
+                rows = slice(start, start + ROWS_PER_BLOCK)
+                ids, labels, values = _parts(table, rows, layout, inputs, first + start, path)
+                values = values.copy() if columns is None else values[:, columns]
+                yield _block(trained, ids, values, labels)
+            first += len(table)
+
+    return NewSamples(path, blocks, notes)
+
+
+def _parts(
+    table: Table, rows: slice, layout: CsvLayout, inputs: Inputs, first: int, path: Path
+) -> tuple[list[str], list[str], Matrix]:
+    """Returns the names, the classes and the features of some rows of a benchmark's own file."""
+    values = table.values[rows]
+    if layout.text_columns:
+        ids, labels = (
+            [table.text[name].names[code] for code in table.text[name].codes[rows]]
+            for name in layout.text_columns
+        )
+        return ids, labels, values
+    numbers = values[:, 0]
+    ids = [f"{path.name}-{number}" for number in range(first, first + len(values))]
+    labels = [f"{number:g}" for number in numbers]
+    if inputs.classes is not None:
+        bad = [
+            i for i, each in enumerate(labels) if each not in map(str, range(len(inputs.classes)))
+        ]
+        if bad:
+            problem = f"the label of row {first + bad[0]} of the data is {labels[bad[0]]}"
+            raise DataError(problem, path, column=1)
+        labels = [inputs.classes[int(number)] for number in numbers]
+    return ids, labels, values[:, 1:]
+
+
+def _block(trained: TrainedRun, ids: list[str], rows: Matrix, labels: list[str] | None) -> Block:
+    trained.inputs.apply(rows)
+    return Block(ids, trained.benchmark.new_inputs(rows, trained.params), labels, rows)
