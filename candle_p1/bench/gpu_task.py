@@ -6,11 +6,14 @@ does not.
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,30 +24,37 @@ from candle_p1.bench.task import BenchmarkTask, Outcome, seconds_of
 from candle_p1.distributed.comm import Communicator
 from candle_p1.distributed.gpus import GPUS_VARIABLE, visible_gpus, why_none
 from candle_p1.errors import SetupError
+from candle_p1.files import write_atomically
 from candle_p1.instrument.power.amd import AmdSource
 from candle_p1.instrument.power.gpus import JobGpus, visible_here
 from candle_p1.instrument.power.nvml import NvmlSource
 from candle_p1.instrument.power.sampler import Sampler
 from candle_p1.instrument.power.source import PowerSource, SensorError
+from candle_p1.records.power_trace import MIN_SAMPLES, Trace
 
 if TYPE_CHECKING:
-    from candle_p1.data.batches import TrainBatches
-    from candle_p1.records.power_trace import Trace
+    from candle_p1.bench.training import Training
 
 REPEATS, NUM_REPEATED = 5, 8
 """How often a rate is measured, and what is repeated without the host between."""
 SIZES = {"gpu": (8192, 1 << 30), "cpu": (1024, 1 << 26)}
 """The edge of matrices, and the bytes of an array that is copied."""
 DRIVER_FILES = ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version")
-WARM_UP_STEPS, MIN_BLOCKS, MAX_BLOCKS = 3, 3, 10_000
+MIN_BLOCKS, MAX_EPOCHS = 3, 1_000_000
+WARM_UP_S = 1.0
+"""NVML's power is the mean of the last second, which has to be one of training."""
 MAX_ARRAY_BYTES = 2 << 30
 """How large the arrays may be with which plain Keras trains; P1B3's would not fit into memory."""
 HZ = 20.0
 """NVML updates its values every 20 to 100 ms."""
+READINGS = ("energy", "power")
+"""Of an energy counter, and power, which is integrated."""
+OURS, OURS_PLAIN, PLAIN = "candle_p1", "candle_p1, plain kernels", "plain Keras"
+"""The variants: as runs train, also with ``--kernels plain``, and by Keras's fit."""
 PRECISIONS = {
-    "float32": ("f32", "highest"),
     "tf32": ("f32", "tensorfloat32"),
     "bfloat16": ("bf16", "default"),
+    "float32": ("f32", "highest"),
 }
 """The values of ``--data_type`` and of JAX_DEFAULT_MATMUL_PRECISION. On GPUs "highest" computes
 products with all bits of float32, and "tensorfloat32" with 10 of its 23 where the device has that
@@ -114,21 +124,26 @@ class DeviceTask(BenchmarkTask):
 
 @dataclass(frozen=True, kw_only=True)
 class GpuTask(DeviceTask):
-    """Trains a benchmark in one of PRECISIONS, and times blocks of steps for so many seconds.
+    """Trains a benchmark in one of PRECISIONS, in one variant after the other.
 
-    Inputs are "samples", batches as in a run, or "arrays", whole NumPy arrays. A block has fewer
-    steps if an epoch has. Compiled programs are kept in `cache_dir`.
+    Of each variant, blocks of steps are timed for so many seconds; a block has fewer steps if an
+    epoch has. What each has measured is written into `directory` as soon as it is known. None is
+    begun after the `deadline` (Unix time). Compiled programs are kept in `cache_dir`.
     """
 
     precision: str
-    inputs: str = "samples"
+    variants: Sequence[str] = (OURS,)
+    deterministic: bool = False
     num_steps: int = 200
-    seconds: float = 10.0
+    seconds: float = 5.0
+    directory: str = ""
+    deadline: float = inf
     cache_dir: str = ""
 
     @property
     def settings(self) -> dict[str, Any]:
-        return super().settings | {"data_type": PRECISIONS[self.precision][0]}
+        data_type = PRECISIONS[self.precision][0]
+        return super().settings | {"data_type": data_type, "deterministic": self.deterministic}
 
     @property
     def environment(self) -> dict[str, str]:
@@ -140,108 +155,132 @@ class GpuTask(DeviceTask):
         }
 
     def measure(self, comm: Communicator) -> Outcome:
-        """Returns what this rank has measured; collective.
+        """Measures the variants, as far as there is time; collective.
 
-        ``steps_s`` has the time of a step for each timed block; ``prepared_s`` is the time from the
-        process's start until data and model were ready, and ``first_step_s`` that from there to the
-        end of the first step, which is compiled in it; ``step_energies_j`` is the energy of a step,
-        by the devices' counters ("energy") and by integrated power.
+        Each result is a JSON file with the variant and, in ``ranks``, what `train` returned.
         """
-        import keras
-
-        from candle_p1.bench.roofline import matrix_product_flops, optimizer_bytes
         from candle_p1.bench.training import prepare_training
-        from candle_p1.data.samples import join_batches
-        from candle_p1.models.fast.batches import for_fit
 
         training = prepare_training(self, comm)
         if training.device.is_gpu != (self.device == "gpu"):
             raise SetupError(f"this rank computes on {training.device.name}").on_all_ranks()
-        plan, model, batches = training.plan, training.model, training.batches()
-        num_steps = min(self.num_steps, plan.steps_per_epoch)
-        if self.inputs == "arrays":
-            batch_bytes = sum(array.nbytes for array in keras.tree.flatten(batches[0]))
-            num_steps = max(1, min(num_steps, MAX_ARRAY_BYTES // batch_bytes))
-            x, y = join_batches([batches[step] for step in range(num_steps)])
-            given = {"x": x, "y": y, "batch_size": plan.batch_size}
-        else:
-            given = {"x": for_fit(_blocks(batches, num_steps))}
-        fit = partial(model.fit, **given, shuffle=False, verbose=0)
         prepared_s = time.time() - psutil.Process().create_time()
-        begin = time.perf_counter()
-        fit(steps_per_epoch=1)
-        first_step_s = time.perf_counter() - begin
-        fit(steps_per_epoch=min(WARM_UP_STEPS, num_steps))
-        comm.barrier()
-        sampler, absent = open_sampler(comm)
-        with sampler or nullcontext():
-            blocks = _time_blocks(fit, model, comm, self.seconds)
-        ends_s = blocks[0][0], blocks[-1][1]
-        energies_j, no_energy = energies(sampler.traces(), *ends_s) if sampler else ({}, absent)
-        steps = len(blocks) * num_steps
-        return {
-            "steps_s": [(end - begin) / num_steps for begin, end in blocks],
+        for number, variant in enumerate(self.variants):
+            if comm.broadcast(time.time() > self.deadline):
+                break
+            if number:
+                training.rebuild("fast" if variant == OURS else "plain")
+            found = {"prepared_s": prepared_s, **self.train(training, comm, variant)}
+            ranks = comm.gather(found)
+            if ranks is not None:
+                text = json.dumps({"variant": variant, "ranks": ranks})
+                write_atomically(Path(self.directory, f"{number}.json"), text)
+        return {}
+
+    def train(self, training: Training, comm: Communicator, variant: str) -> Outcome:
+        """Returns what this rank has measured of a variant; collective.
+
+        ``steps_s`` has the time of a step for each timed block; ``first_step_s`` is that of the
+        first step, which is compiled in it; ``step_energies_j`` is the energy of a step, by the
+        devices' counters ("energy") and by integrated power, and ``no_energy`` why one is absent.
+        """
+        from candle_p1.bench.roofline import matrix_product_flops, optimizer_bytes
+
+        plan, model = training.plan, training.model
+        found = {
             "steps_per_epoch": plan.steps_per_epoch,
             "batch_size": plan.batch_size,
             "flops": matrix_product_flops(model, plan.batch_size),
             "optimizer_bytes": optimizer_bytes(model),
-            "prepared_s": prepared_s,
+        }
+        num_steps = min(self.num_steps, plan.steps_per_epoch)
+        train, num_steps = (_by_keras if variant == PLAIN else _as_in_runs)(training, num_steps)
+        begin = time.perf_counter()
+        train(1, lambda: True)
+        first_step_s = time.perf_counter() - begin
+        ends_s: list[float] = []
+        warm_up_s = WARM_UP_S if self.device == "gpu" else 0.0
+
+        def enough() -> bool:
+            now_s = time.perf_counter()
+            if not ends_s or ends_s[0] - before_s < warm_up_s:
+                ends_s[:] = [now_s]  # the first block is left out: something is compiled in it
+            else:
+                ends_s.append(now_s)
+            is_long = len(ends_s) > MIN_BLOCKS and ends_s[-1] - ends_s[0] >= self.seconds
+            return bool(comm.broadcast(is_long))
+
+        sampler, absent = open_sampler(comm)
+        comm.barrier()
+        with sampler or nullcontext():
+            before_s = time.perf_counter()
+            train(num_steps, enough)
+        traces = sampler.traces() if sampler else []
+        joules, reasons = energies(traces, ends_s[0], ends_s[-1])
+        num_timed = (len(ends_s) - 1) * num_steps
+        return found | {
+            "steps_s": [(end - begin) / num_steps for begin, end in pairwise(ends_s)],
             "first_step_s": first_step_s,
-            "step_energies_j": {reading: j / steps for reading, j in energies_j.items()},
-            "no_energy": no_energy,
+            "step_energies_j": {reading: j / num_timed for reading, j in joules.items()},
+            "no_energy": reasons | absent,
         }
 
 
-def _blocks(batches: TrainBatches, num_steps: int) -> Any:
-    """Returns the batches of an epoch, of which each of Keras's epochs takes a number in turn.
+Train = Callable[[int, Callable[[], bool]], None]
+"""Trains blocks of a number of steps, and asks after each, when it is done, whether to end."""
 
-    Keras itself would end an epoch of ``steps_per_epoch`` early where the batches end.
+
+def _as_in_runs(training: Training, num_steps: int) -> tuple[Train, int]:
+    """Returns what trains as a run does, and the steps of a block."""
+    from candle_p1.models.fast.batches import stream
+    from candle_p1.training.loop import make_step
+
+    step = make_step(training.model, stream(training.batches(), range(MAX_EPOCHS)))
+
+    def train(num_steps: int, is_over: Callable[[], bool]) -> None:
+        while True:
+            for _ in range(num_steps):
+                logs = step()
+            float(logs["loss"])  # waits for the last step
+            if is_over():
+                return
+
+    return train, num_steps
+
+
+def _by_keras(training: Training, num_steps: int) -> tuple[Train, int]:
+    """Returns what trains by Keras's fit from arrays in the host's memory, and a block's steps.
+
+    There are fewer of these if the arrays would be too large.
     """
     import keras
 
-    class Blocks(keras.utils.PyDataset):  # type: ignore[misc]
-        first = 0
+    from candle_p1.data.samples import join_batches
 
-        def __len__(self) -> int:
-            return num_steps
+    model, batches = training.model, training.batches()
+    batch_bytes = sum(array.nbytes for array in keras.tree.flatten(batches[0]))
+    num_steps = max(1, min(num_steps, MAX_ARRAY_BYTES // batch_bytes))
+    x, y = join_batches([batches[step] for step in range(num_steps)])
 
-        def __getitem__(self, step: int) -> tuple[Any, Any]:
-            return batches[(self.first + step) % len(batches)]
+    def train(num_steps: int, is_over: Callable[[], bool]) -> None:
+        def end(epoch: int, logs: Mapping[str, float]) -> None:
+            float(logs["loss"])
+            model.stop_training = is_over()
 
-        def on_epoch_end(self) -> None:
-            self.first += num_steps
+        model.fit(
+            *(x, y),
+            batch_size=training.plan.batch_size,
+            epochs=MAX_EPOCHS,
+            steps_per_epoch=num_steps,
+            shuffle=False,
+            verbose=0,
+            callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=end)],
+        )
 
-    return Blocks()
-
-
-def _time_blocks(
-    fit: Callable[..., Any], model: Any, comm: Communicator, limit_s: float
-) -> list[tuple[float, float]]:
-    """Returns when blocks of steps, which are Keras's epochs, began and ended; collective.
-
-    Rank 0 says when there are enough. The first block is left out: something is still compiled in
-    it.
-    """
-    import keras
-
-    begins: list[float] = []
-    ends: list[float] = []
-
-    def end(epoch: int, logs: dict[str, float]) -> None:
-        float(logs["loss"])  # waits for the last step
-        ends.append(time.perf_counter())
-        enough = epoch >= MIN_BLOCKS and ends[-1] - begins[1] >= limit_s
-        if epoch and comm.broadcast(enough):
-            model.stop_training = True
-
-    timer = keras.callbacks.LambdaCallback(
-        on_epoch_begin=lambda epoch, logs: begins.append(time.perf_counter()), on_epoch_end=end
-    )
-    fit(epochs=MAX_BLOCKS, callbacks=[timer])
-    return list(zip(begins, ends, strict=True))[1:]
+    return train, num_steps
 
 
-def open_sampler(comm: Communicator) -> tuple[Sampler | None, str]:
+def open_sampler(comm: Communicator) -> tuple[Sampler | None, dict[str, str]]:
     """Returns what samples this job's GPUs on rank 0's node, or why nothing does; collective.
 
     Both readings of a card are sampled at the same time, so that they can be compared: where NVML's
@@ -249,7 +288,7 @@ def open_sampler(comm: Communicator) -> tuple[Sampler | None, str]:
     """
     job = JobGpus(comm.local.allgather(visible_here()))
     if comm.rank:
-        return None, "rank 0 measures it"
+        return None, dict.fromkeys(READINGS, "rank 0 measures it")
     sources: list[PowerSource] = []
     reasons: dict[str, None] = {}
     for make in (
@@ -261,23 +300,35 @@ def open_sampler(comm: Communicator) -> tuple[Sampler | None, str]:
             sources.append(make())
         except SensorError as error:
             reasons[str(error)] = None
-    return (Sampler(sources, HZ), "") if sources else (None, "; ".join(reasons))
+    return (
+        (Sampler(sources, HZ), {})
+        if sources
+        else (None, dict.fromkeys(READINGS, "; ".join(reasons)))
+    )
 
 
 def energies(
     traces: Iterable[Trace], begin_s: float, end_s: float
-) -> tuple[dict[str, float], str | None]:
-    """Returns the energy of all GPUs in J by reading, and why there is none.
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Returns the energy of all GPUs in J by reading, and why a reading is absent.
 
     A reading that lacks one of the cards is left out, because its sum would be too small.
     """
     found: dict[str, float] = {}
     reasons: dict[str, str] = {}
+    reading: str
     for trace in traces:
         reading, energy = trace.channel.reading, trace.energy(begin_s, end_s)
         if energy.energy_j is None or energy.few_samples:
-            reasons[reading] = energy.reason or "too few samples: raise --seconds"
+            needed_s = MIN_SAMPLES * (trace.channel.resolution_s or 0.0)
+            few = (
+                f"{end_s - begin_s:.3g} s are too short for a sensor that needs {needed_s:.3g} s:"
+                " raise --seconds"
+            )
+            reasons[reading] = energy.reason or few
         else:
             found[reading] = found.get(reading, 0.0) + energy.energy_j
-    found = {reading: joules for reading, joules in found.items() if reading not in reasons}
-    return found, None if found else "; ".join(reasons.values())
+    for reading in READINGS:
+        if reading not in found:
+            reasons.setdefault(reading, "no sensor of this machine has it")
+    return {reading: j for reading, j in found.items() if reading not in reasons}, reasons

@@ -37,6 +37,8 @@ Result = dict[str, Any]
 Columns = Mapping[str, str | tuple[str, float] | Callable[[Any], Any]]
 OnStart = Callable[[int, int, str], None]
 """Called before each job with the number of jobs done, that of all jobs, and the job's name."""
+OnResult = Callable[[str, Mapping[str, Any]], None]
+"""Called where results come one by one: with a line about one, and the report so far."""
 Progress = Callable[[str, int, int], None]
 """Called while files are made; see candle_p1.training.setup.locate_files."""
 
@@ -45,8 +47,8 @@ def option(default: Any, text: str, flag: str | None = None, **more: Any) -> Any
     """Returns a field of a Comparison that is an option of its command; see candle_p1.cli.bench.
 
     ``more`` is ``choices``; ``within``, the least and the largest number; ``is_list`` for positive
-    integers; ``is_file`` for a file to write; ``is_directory``; ``is_argument``; ``complete``, what
-    to complete; or what `click.Option` takes.
+    integers; ``is_file`` for a file to write; ``is_readable`` for one to read; ``is_directory``;
+    ``is_argument``; ``complete``, what to complete; or what `click.Option` takes.
     """
     return field(default=default, metadata={"help": text, "flag": flag, **more})
 
@@ -139,6 +141,7 @@ class Comparison:
     examples: ClassVar[Sequence[str]] = ()
     columns: ClassVar[Columns] = {"variant": "variant", "median (s)": "median_s"}
     """The table of results, before their spread; see `table`."""
+    on_result: OnResult = field(default=lambda line, report: None, init=False)
 
     def jobs(self) -> list[Job]:
         """Returns the jobs in their order; raises CandleError if an option is wrong."""

@@ -153,7 +153,13 @@ def _variables(python: str) -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not (is_other and k == VARIABLE)}
 
 
-def run(task: BenchTask, num_ranks: int, name: str, python: str = sys.executable) -> list[Outcome]:
+def run(
+    task: BenchTask,
+    num_ranks: int,
+    name: str,
+    python: str = sys.executable,
+    limit_s: float | None = None,
+) -> list[Outcome]:
     """Runs a job, of this name in messages, to its end; returns the outcome of each rank.
 
     Call it from the main thread. Raises what `execute` raises.
@@ -162,7 +168,7 @@ def run(task: BenchTask, num_ranks: int, name: str, python: str = sys.executable
         Path(directory, TASK_FILE).write_bytes(pickle.dumps(task))
         command = [*module_command(__name__, python), directory]
         command = on_this_machine(num_ranks, command, python).command
-        execute(command, Path(directory), name, _variables(python) | task.environment)
+        execute(command, Path(directory), name, _variables(python) | task.environment, limit_s)
         outcomes: list[Outcome] = pickle.loads(Path(directory, OUTCOMES_FILE).read_bytes())
         return outcomes
 
@@ -172,17 +178,21 @@ def execute(
     directory: Path,
     name: str,
     variables: Mapping[str, str] = os.environ,
+    limit_s: float | None = None,
 ) -> None:
     """Executes a command of a job, which ends with this call, with its output in the directory.
 
     Raises:
         CandleError: The job ended with an error that the user can resolve, which is its message.
-        SetupError: The job was killed.
+        SetupError: The job was killed, or ended because it took longer than `limit_s`.
         RuntimeError: It failed in another way; holds everything it printed.
     """
     output = directory / "output.log"
     with output.open("wb") as file:
-        code, _ = run_to_end(command, without_terminal(variables), file, grace_s=GRACE_S)
+        variables = without_terminal(variables)
+        code, is_late = run_to_end(command, variables, file, limit_s, grace_s=GRACE_S)
+    if is_late:
+        raise SetupError(f"{name}: ended after the {limit_s:.0f} s that were left for it")
     if not code:
         return
     text = output.read_text(encoding="utf-8", errors="replace")

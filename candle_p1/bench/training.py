@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from candle_p1.bench.task import BenchmarkTask
@@ -17,6 +18,7 @@ from candle_p1.distributed.devices import Device
 from candle_p1.distributed.engine import Engine, StartOptions, make_engine
 from candle_p1.distributed.replicas import broadcast_state
 from candle_p1.errors import ParameterError
+from candle_p1.models import fast
 from candle_p1.parameters.parameter_set import ParameterSet
 from candle_p1.scaling import ScalingPlan
 from candle_p1.training.setup import build_model, make_plan, set_up_device
@@ -46,6 +48,14 @@ class Training:
             "device": self.device.name,
             "matrix_bytes": self.matrix_bytes,  # those that the ranks of a node share
         }
+
+    def rebuild(self, kernels: str) -> None:
+        """Builds the model anew, with these kernels; the one before is forgotten. Collective."""
+        self.model = None
+        fast.choose(kernels, on_cpu=not self.device.is_gpu)
+        build = partial(build_model, self.benchmark, self.params, self.data, self.plan)
+        self.model = agree(self.engine.comm, build, self.device, self.engine)
+        broadcast_state(self.model, self.engine.reducer)
 
     def batches(self, samples: Samples | None = None) -> TrainBatches:
         """Returns the batches that this rank trains on; of the training samples by default."""

@@ -77,11 +77,16 @@ def json_option(what: str = "all results") -> Callable[..., Any]:
     return file_option("--json", "json_file", text, allow_dash=True)
 
 
+def as_json(content: Any) -> str:
+    """Returns what --json writes."""
+    return json.dumps(content, indent=2, allow_nan=False) + "\n"
+
+
 def write_json(json_file: Path | None, content: Any) -> None:
     """Writes what --json asks for, if it is given."""
     if json_file is None:
         return
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    text = as_json(content)
     if json_file == STDOUT:
         click.echo(text, nl=False, file=click.get_current_context().meta[_STDOUT_KEY])
         return

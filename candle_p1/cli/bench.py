@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 
 import candle_p1.bench
 from candle_p1.cli.base import (
+    STDOUT,
     BenchmarkCommand,
     Command,
     Group,
     NumberList,
+    as_json,
     benchmark_argument,
     complete_benchmark,
     complete_loaders,
@@ -34,7 +36,7 @@ from candle_p1.options import FiniteRange
 from candle_p1.training.screen import Screen
 
 if TYPE_CHECKING:
-    from candle_p1.bench.harness import Comparison, OnStart
+    from candle_p1.bench.harness import Comparison
 
 MODULE, MAX_RANKS = "candle_p1.bench.", 1024
 COMPLETIONS = {"loaders": complete_loaders, "benchmarks": complete_benchmark}
@@ -118,6 +120,8 @@ def _parameter(field: dataclasses.Field[Any]) -> Callable[..., Any]:
         return file_option(flag, field.name, text)
     if more.pop("is_directory", False):
         more["type"] = click.Path(exists=True, file_okay=False, writable=True)
+    if more.pop("is_readable", False):
+        more["type"] = click.Path(exists=True, dir_okay=False, path_type=Path)
     if more.pop("is_argument", False):
         return click.argument(field.name, **more)
     if within := more.pop("within", None):
@@ -137,7 +141,7 @@ def _measure(comparison: Comparison, json_file: Path | None, markdown: Path | No
         notes = comparison.prepare(progress)
     for note in notes:
         screen.say(f"note: {note}")
-    report = _with_progress(comparison.measure)
+    report = _with_progress(comparison, json_file)
     if report is None:  # another rank shows it
         return
     for part in comparison.render(report):
@@ -150,7 +154,7 @@ def _measure(comparison: Comparison, json_file: Path | None, markdown: Path | No
         screen.say(line)
 
 
-def _with_progress(measure: Callable[[OnStart], Any]) -> Any:
+def _with_progress(comparison: Comparison, json_file: Path | None) -> Any:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     try:
         with signals_interrupt(), Screen().bar(*columns, TimeElapsedColumn()) as bar:
@@ -159,6 +163,12 @@ def _with_progress(measure: Callable[[OnStart], Any]) -> Any:
             def on_start(done: int, total: int, what: str) -> None:
                 bar.update(task, completed=done, total=total, description=what)
 
-            return measure(on_start)
+            def on_result(line: str, report: Mapping[str, Any]) -> None:
+                bar.console.print(line, soft_wrap=True, highlight=False, markup=False)
+                if json_file and json_file != STDOUT:
+                    write_atomically(json_file, as_json(report))
+
+            comparison.on_result = on_result
+            return comparison.measure(on_start)
     except Interrupted as interrupted:
         raise click.exceptions.Exit(128 + interrupted.number) from None

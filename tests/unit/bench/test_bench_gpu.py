@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+import json
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from candle_p1.bench import gpu, harness
-from candle_p1.bench.gpu import OURS, PLAIN, Gpu
-from candle_p1.bench.gpu_task import PRECISIONS, DeviceTask, energies, open_sampler
+from candle_p1.bench.gpu import DETERMINISTIC, OURS, OURS_PLAIN, PLAIN, Gpu
+from candle_p1.bench.gpu_task import PRECISIONS, energies, open_sampler
 from candle_p1.distributed.comm import SerialCommunicator
-from candle_p1.errors import SetupError
+from candle_p1.errors import DataError, SetupError
 
 DEVICE = {
     **{"kind": "NVIDIA H100", "platform": "cuda 12090", "driver": "570.1"},
@@ -21,89 +23,183 @@ DEVICE = {
 OUTCOME = {
     **{"steps_s": [0.010, 0.011, 0.013], "steps_per_epoch": 56, "batch_size": 20},
     **{"flops": 1e12, "optimizer_bytes": 3_000_000_000, "prepared_s": 20.0, "first_step_s": 8.0},
-    **{"step_energies_j": {"energy": 5.0, "power": 4.5}, "no_energy": None},
+    **{"step_energies_j": {"energy": 5.0, "power": 4.5}, "no_energy": {}},
 }
 
 
 @pytest.fixture
 def measure(monkeypatch):
-    """Measures with jobs whose outcomes a function of the task returns."""
+    """Measures with jobs whose outcomes a function of the task and the variant returns.
+
+    A job ends where that function raises an error.
+    """
 
     def measure(outcome_of, **conditions):
-        jobs = []
+        jobs, lines, reports = [], [], []
 
-        def run(task, num_ranks, *_):
+        def run(task, num_ranks, name, limit_s=None):
             jobs.append((task, num_ranks))
-            return [DEVICE] if type(task) is DeviceTask else [outcome_of(task)] * num_ranks
+            for number, variant in enumerate(task.variants):
+                ranks = [outcome_of(task, variant)] * num_ranks
+                text = json.dumps({"variant": variant, "ranks": ranks})
+                Path(task.directory, f"{number}.json").write_text(text)
 
-        monkeypatch.setattr(harness, "run", run)
+        monkeypatch.setattr(harness, "run", lambda *_: [DEVICE])
+        monkeypatch.setattr(gpu, "run", run)
         monkeypatch.setattr(gpu, "on_this_machine", lambda *_: SimpleNamespace(notes=[]))
         monkeypatch.setattr(gpu, "find_spec", lambda name: True)
         monkeypatch.setattr(gpu, "locate_files", lambda *_: None)
         comparison = Gpu(benchmarks=("nt3",), **conditions)
+        comparison.on_result = lambda line, report: (lines.append(line), reports.append(report))
         assert comparison.prepare() == []
-        return comparison.measure(lambda *progress: None), jobs[1:]
+        report = comparison.measure(lambda *progress: None)
+        return SimpleNamespace(report=report, jobs=jobs, lines=lines, reports=reports)
 
     return measure
 
 
-def by_precision(task):
-    """Plain Keras takes twice as long."""
+def by_precision(task, variant):
+    """Plain Keras takes twice as long, and deterministic kernels three times."""
     factor = {"float32": 4.0, "tf32": 2.0, "bfloat16": 1.0}[task.precision]
-    factor *= 2 if task.inputs == "arrays" else 1
+    factor *= 3 if task.deterministic else {PLAIN: 2}.get(variant, 1)
     return OUTCOME | {"steps_s": [factor * seconds for seconds in OUTCOME["steps_s"]]}
 
 
-def test_every_precision_is_compared_with_plain_keras(measure):
-    report, jobs = measure(by_precision, num_ranks=1)
-    in_order = [(name, each) for name in PRECISIONS for each in ("samples", "arrays")]
-    assert [(t.precision, t.inputs) for t, _ in jobs] == [*in_order, *reversed(in_order)]
-    ours, plain, *_, best, _ = report["results"]
-    assert (ours["variant"], plain["variant"], best["precision"]) == (OURS, PLAIN, "bfloat16")
-    assert [each["step_s"] for each in (ours, plain)] == pytest.approx([4 * 0.011, 8 * 0.011])
-    assert (ours["epoch_s"], ours["samples_per_s"]) == pytest.approx((56 * 0.044, 20 / 0.044))
+def test_a_job_measures_all_variants_of_a_precision(measure, printed):
+    done = measure(by_precision, num_ranks=1)
+    all_three = (OURS, OURS_PLAIN, PLAIN)
+    in_order = [
+        ("tf32", all_three),
+        ("tf32", (OURS,)),
+        *((p, all_three) for p in list(PRECISIONS)[1:]),
+    ]
+    assert [(t.precision, t.variants) for t, _ in done.jobs] == [*in_order, *reversed(in_order)]
+    assert [t.deterministic for t, _ in done.jobs[:4]] == [False, True, False, False]
+    ours, _, plain, deterministic, *_, last = done.report["results"]
+    assert (ours["variant"], plain["variant"], last["precision"]) == (OURS, PLAIN, "float32")
+    assert [each["step_s"] for each in (ours, plain)] == pytest.approx([2 * 0.011, 4 * 0.011])
+    assert (ours["epoch_s"], ours["samples_per_s"]) == pytest.approx((56 * 0.022, 20 / 0.022))
     assert ours["epoch_energies_j"] == {"energy": 280.0, "power": 252.0}
+    assert [e["times_ours"] for e in (ours, plain, deterministic)] == pytest.approx([1, 2, 3])
+    assert "nt3: --deterministic False is 3.00 times as fast" in printed(Gpu().render(done.report))
     # The bound has the rate of its precision.
-    bounds_s = [each["bound_s"] for each in report["results"][::2]]
-    assert bounds_s == pytest.approx([1e12 / rate + 1e-3 for rate in (50e12, 400e12, 800e12)])
-    for task, _ in jobs:
+    bounds_s = {each["precision"]: each["bound_s"] for each in done.report["results"]}
+    rates = DEVICE["flops_per_s"]
+    assert bounds_s == pytest.approx({name: 1e12 / rate + 1e-3 for name, rate in rates.items()})
+    for task, _ in done.jobs:
         products = task.environment["JAX_DEFAULT_MATMUL_PRECISION"]
         assert (task.settings["data_type"], products) == PRECISIONS[task.precision]
+        assert task.settings["deterministic"] == task.deterministic
+    # Each result was told when it came, with a report of those before.
+    assert [len(report["results"]) for report in done.reports[:4]] == [1, 2, 3, 4]
+    assert done.lines[0] == f"nt3, tf32, {OURS}: 22.0 ms a step; the first took 8.00 s"
 
 
 def test_the_first_round_starts_cold_and_all_gpus_train_together(measure):
     caches = []
 
-    def outcome(task):
-        caches.append(task.cache_dir)
-        return OUTCOME | {"first_step_s": 2.0 if task.cache_dir in caches[:-1] else 30.0}
+    def outcome(task, variant):
+        caches.append((task.cache_dir, variant))
+        return OUTCOME | {"first_step_s": 2.0 if caches[-1] in caches[:-1] else 30.0}
 
-    report, jobs = measure(outcome, num_rounds=3)
-    assert [num_ranks for _, num_ranks in jobs[:7]] == [1] * 6 + [4]
-    assert report["results"][-1]["samples_per_s"] == pytest.approx(4 * 20 / 0.011)
-    for result in report["results"]:
-        assert (result["cold_start_s"], result["warm_start_s"]) == (50.0, 22.0)
-        assert result["first_steps_s"] == [30.0, 2.0, 2.0]
+    done = measure(outcome, num_rounds=3)
+    assert [num_ranks for _, num_ranks in done.jobs[:5]] == [1] * 4 + [4]
+    several = next(each for each in done.report["results"] if each["num_ranks"] == 4)
+    assert several["samples_per_s"] == pytest.approx(4 * 20 / 0.011)
+    assert all(each["first_steps_s"] == [30.0, 2.0, 2.0] for each in done.report["results"])
 
 
-WITHOUT = {"flops": None, "step_energies_j": {}, "no_energy": "no sensor"}
+def test_a_budget_that_is_used_up_leaves_what_was_measured(measure, printed, monkeypatch):
+    now_s = [1000.0]
+    monkeypatch.setattr(gpu, "time", SimpleNamespace(time=lambda: now_s[0]))
+
+    def outcome(task, variant):
+        assert task.deadline == 1100.0
+        now_s[0] += 40.0
+        if now_s[0] > 1100.0:
+            raise SetupError("nt3, tf32: ended after the 100 s that were left for it")
+        return OUTCOME
+
+    done = measure(outcome, budget=100.0, num_ranks=1, num_rounds=1)
+    assert [each["variant"] for each in done.report["results"]] == [OURS, OURS_PLAIN]
+    assert len(done.jobs) == 1
+    shown = printed(Gpu().render(done.report))
+    assert "not measured: nt3, tf32: ended after the 100 s" in shown
+    assert "not measured: nt3, float32: the budget of 100 s was used up" in shown
+
+
+def test_a_job_that_fails_is_told_and_the_others_are_measured(measure, printed):
+    def outcome(task, variant):
+        if variant == PLAIN:
+            raise RuntimeError("the job ended with code 1:\nRESOURCE_EXHAUSTED: out of memory")
+        return OUTCOME
+
+    done = measure(outcome, num_ranks=1, num_rounds=1)
+    assert "not measured: nt3, tf32: RESOURCE_EXHAUSTED" in printed(Gpu().render(done.report))
+    assert {each["variant"] for each in done.report["results"]} == {OURS, OURS_PLAIN, DETERMINISTIC}
+
+    def fail(task, variant):
+        raise SetupError("no memory")
+
+    with pytest.raises(SetupError, match="nothing was measured: no memory"):
+        measure(fail)
+
+
+OF_TORCH = {
+    **{"benchmark": "nt3", "precision": "tf32", "variant": "eager", "batch_size": 20},
+    **{"step_s": 0.022, "range_s": [0.02, 0.03], "first_steps_s": [1.5]},
+}
+PEER = {"peer": "PyTorch 2.11.0", "device": "NVIDIA H100", "results": [OF_TORCH]}
+
+
+def test_a_peer_is_shown_beside_ours(measure, printed, tmp_path):
+    (tmp_path / "peer.json").write_text(json.dumps(PEER))
+    done = measure(lambda *_: OUTCOME, peer=tmp_path / "peer.json", num_ranks=1)
+    (row,) = (each for each in done.report["results"] if "peer_device" in each)
+    assert (row["times_ours"], row["epoch_s"]) == pytest.approx((2.0, 56 * 0.022))
+    assert "nt3, PyTorch 2.11.0, eager" in printed(Gpu().render(done.report))
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("[1", "Expecting ',' delimiter"),
+        (json.dumps(PEER | {"results": [OF_TORCH | {"step_s": -1}]}), "results.0.step_s: Input"),
+    ],
+)
+def test_a_file_that_is_no_peers_is_refused(measure, tmp_path, content, why):
+    (tmp_path / "peer.json").write_text(content)
+    with pytest.raises(DataError, match=f"peer.json: this is not what tools/torch_peer.*{why}"):
+        measure(lambda *_: OUTCOME, peer=tmp_path / "peer.json")
+
+
+WITHOUT = {
+    "flops": None,
+    "step_energies_j": {},
+    "no_energy": {"energy": "no sensor", "power": "no sensor"},
+}
 ON_CPU = {"num_rounds": 1, "device": "cpu"}
 
 
 @pytest.mark.parametrize(
     ("changes", "options", "words", "last_cells"),
     [
-        ({"steps_s": [0.044]}, {}, ["NVIDIA H100, 4 devices", "400 TFLOP/s"], ["2.10", "1.00"]),
-        (WITHOUT, ON_CPU, ["MEASURED ON CPUs", "absent (no sensor)"], ["-", "-", "1.00"]),
+        ({"steps_s": [0.044]}, {}, ["NVIDIA H100, 4 devices", "400 TFLOP/s"], ["12.6", "1.00"]),
+        (
+            WITHOUT,
+            ON_CPU,
+            ["MEASURED ON CPUs", "energy by counter and integrated power: absent (no sensor)"],
+            ["-", "-", "1.00"],
+        ),
     ],
 )
 def test_the_tables_show_what_was_measured(measure, printed, changes, options, words, last_cells):
-    report, jobs = measure(lambda task: OUTCOME | changes, **options)
-    assert ("JAX_PLATFORMS" in jobs[0][0].environment) == (options == ON_CPU)
-    shown = printed(Gpu().render(report))
+    done = measure(lambda *_: OUTCOME | changes, **options)
+    assert ("JAX_PLATFORMS" in done.jobs[0][0].environment) == (options == ON_CPU)
+    shown = printed(Gpu().render(done.report))
     assert all(each in shown for each in words)
     rows = map(str.split, shown.splitlines())
-    first = next(row for row in rows if row[:3] == ["nt3,", OURS, "float32"])
+    first = next(row for row in rows if row[:3] == ["nt3,", OURS, "tf32"])
     assert first[-len(last_cells) :] == last_cells
 
 
@@ -152,10 +248,12 @@ def sampled(num_samples):
 
 
 def test_counter_and_power_are_read_at_the_same_time(nvml):
-    found, reason = sampled(21)
-    assert reason is None
+    found, reasons = sampled(21)
+    assert reasons == {}
     assert found == pytest.approx({"energy": 20 * 30.0, "power": 20 * 310.0})
-    assert sampled(2)[0] == {}
-    assert "--seconds" in sampled(2)[1]
+    found, reasons = sampled(3)  # enough for the counter, but the power is the mean of a second
+    assert (set(found), set(reasons)) == ({"energy"}, {"power"})
+    assert "2 s are too short for a sensor that needs 3 s: raise --seconds" in reasons["power"]
     nvml.nvmlDeviceGetTotalEnergyConsumption = os.readlink  # raises NVMLError
     assert set(sampled(21)[0]) == {"power"}
+    assert "No such file" in sampled(21)[1]["energy"]
