@@ -27,7 +27,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from candle_p1.checkpoints.policy import check_flags
-from candle_p1.data.directory import IMPORT_NAME, data_directory, imported_facts
+from candle_p1.data.directory import (
+    IMPORT_NAME,
+    Importable,
+    Quantity,
+    data_directory,
+    imported_facts,
+)
 from candle_p1.data.inputs import Inputs
 from candle_p1.data.loaders import READERS
 from candle_p1.data.reader import Reader
@@ -68,6 +74,7 @@ __all__ = [
     "CsvLayout",
     "DataError",
     "DataSet",
+    "Importable",
     "JobSize",
     "ModelFile",
     "PaperRuns",
@@ -75,6 +82,7 @@ __all__ = [
     "ParameterError",
     "ParameterSet",
     "Quality",
+    "Quantity",
     "Reader",
     "RegressionScore",
     "Role",
@@ -118,18 +126,6 @@ class PublishedFiles(NamedTuple):
     files: dict[str, str]
     url: str | None
     directory: Path
-
-
-class Importable(NamedTuple):
-    """How tables of others become a benchmark's files: `candle-p1 data import`.
-
-    Attributes:
-        needs_labels: Whether samples need classes.
-        class_parameter: The parameter that is their number; None: it follows from the files.
-    """
-
-    needs_labels: bool
-    class_parameter: str | None = None
 
 
 class JobSize(NamedTuple):
@@ -443,7 +439,7 @@ class Benchmark(ABC):
 
     def _imported(self, params: ParameterSet) -> dict[str, Any] | None:
         """Returns the description of imported files; None if they are others."""
-        path = params[self.files["train"]] if self.importable else None
+        path = params[self.files["train"]] if self.importable and "train" in self.files else None
         facts = imported_facts(Path(path).parent) if path else None
         return facts if facts and facts["benchmark"] == self.name else None
 

@@ -15,11 +15,13 @@ import numpy as np
 from candle_p1.benchmark import (
     Benchmark,
     DataSet,
+    Importable,
     JobSize,
     ModelFile,
     PaperRuns,
     Parameter,
     Quality,
+    Quantity,
     Role,
     Samples,
     Trained,
@@ -34,7 +36,7 @@ from p1b3_keras2 import network as keras2_network
 from p1b3_merge import MergedRows
 from p1b3_split import Responses, choose, split
 from p1b3_synthetic import NUM_COLUMNS, NUM_SELECTED, P1b3Recipe
-from p1b3_tables import LAYOUTS, LISTS, RESPONSE, Features, JoinedRows, read_reserved
+from p1b3_tables import LAYOUTS, LINE_TABLE, LISTS, RESPONSE, Features, JoinedRows, read_reserved
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,6 +96,26 @@ class P1b3(Benchmark):
     }
     layouts = {**LAYOUTS, **LISTS, "response": RESPONSE}  # noqa: RUF012
     recipe = P1b3Recipe()
+    importable = Importable(
+        features={
+            role: "CELLNAME" if layout is LINE_TABLE else "NSC" for role, layout in LAYOUTS.items()
+        },
+        reserved={"test_cells": "CELLNAME", "test_drugs": "NSC"},
+        quantities={
+            "LOG_CONCENTRATION": Quantity(
+                "the log10 of the molar concentration", lambda values: values.max() <= 0
+            ),
+            "GROWTH": Quantity(
+                "growth in percent of an untreated culture", lambda values: abs(values).max() > 2
+            ),
+        },
+        flags={
+            "CELLNAME": ("cell_features", "categorical"),
+            "NSC": ("drug_features", "noise"),
+        },
+        pairs=[("proteome", "kinome")],
+        levels=["CELLNAME"],
+    )
     other_sample_names = ("merged",)
     supports = frozenset(
         {

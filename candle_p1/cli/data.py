@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,13 @@ def fetch_command(
     screen.say_command(["candle-p1", "run", benchmark, "--data_dir", where], "train on them: ")
 
 
+def _pairs(context: click.Context, option: click.Parameter, given: Sequence[str]) -> dict[str, str]:
+    """Returns what options of the form KEY=VALUE say."""
+    if wrong := [each for each in given if not all(each.partition("="))]:
+        raise click.BadParameter(f"{wrong[0]!r} is not of the form {option.metavar}")
+    return dict(each.split("=", 1) for each in given)
+
+
 @command.command(
     "import",
     cls=Command,
@@ -142,6 +150,8 @@ def fetch_command(
         "candle-p1 data import nt3 cohort.csv --label tissue --out own",
         "candle-p1 data import p1b2 counts.tsv.gz --transpose True --labels clinical.tsv"
         " --label type --group patient --log2 True --out own",
+        "candle-p1 data import p1b3 responses.csv --features expression=rna.csv"
+        " --features descriptors=drugs.csv --column GROWTH=viability --out own",
     ],
 )
 @benchmark_argument
@@ -149,6 +159,7 @@ def fetch_command(
 @click.option("--out", "directory", required=True, type=PATH, help="The directory to write to.")
 @click.option("--label", help="The column with the classes.")
 @click.option("--labels", type=PATH, help="Another table with that column, a row for each sample.")
+@click.option("--labels_id", help="The column that names the samples there; by default as seen.")
 @click.option(
     "--id", "id_column", help="The column that names the samples (the genes, transposed)."
 )
@@ -178,16 +189,18 @@ def fetch_command(
 @click.option(
     "--missing",
     type=click.Choice(["error", "zero", "mean"]),
-    default="error",
-    help="What to do with missing values; the mean is that of the gene's training samples.",
+    help="What to do with missing values (by default an error, except in P1B3's features); the mean"
+    " is that of the gene's training samples.",
 )
 @click.option(
     "--unlabelled",
     type=click.Choice(["error", "drop"]),
     default="error",
-    help="What to do with samples without a label.",
+    help="What to do with samples without a label, or incomplete responses.",
 )
-@click.option("--log2", type=bool, default=False, help="Whether to take log2(x + 1).")
+@click.option(
+    "--log2", type=bool, default=False, help="Whether to take log2(x + 1), for P1B3 of cell lines."
+)
 @number_option(
     "--header_rows", "header_rows", "How many rows name the columns; by default as seen."
 )
@@ -195,12 +208,30 @@ def fetch_command(
 @click.option(
     "--decimal", type=click.Choice([".", ","]), help="The decimal mark; by default as seen."
 )
+@click.option(
+    "--features",
+    multiple=True,
+    callback=_pairs,
+    metavar="ROLE=FILE",
+    help="For P1B3, a table of features: expression, mirna, proteome, kinome, descriptors or"
+    " latent; may be repeated.",
+)
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    callback=_pairs,
+    metavar="NAME=COLUMN",
+    help="For P1B3, what NSC, CELLNAME, LOG_CONCENTRATION or GROWTH is called in TABLE.",
+)
 @click.option("--dry_run", is_flag=True, help="Only show how the tables are understood.")
 def import_command(
     benchmark: str,
     table: Path,
     directory: Path,
     test_table: Path | None,
+    features: dict[str, str],
+    columns: dict[str, str],
     dry_run: bool,
     **options: Any,
 ) -> None:
@@ -208,39 +239,41 @@ def import_command(
 
     TABLE is text (CSV, TSV and the like, also .gz, .bz2, .xz or .zst), Parquet, Feather, HDF5 as
     pandas writes it, or AnnData (.h5ad). Its rows are samples and its columns of numbers are
-    features, unless --transpose says otherwise.
+    features, unless --transpose says otherwise. For P1B3, it has the responses.
     """
-    from candle_p1.datasets.importing import ImportOptions, ImportTarget, understand, write_import
+    from candle_p1.datasets import importing
 
     found, screen = find_benchmark(benchmark), Screen()
     if found.importable is None:
         raise ParameterError(f"nothing can be imported for {benchmark}")
-    target = ImportTarget(
-        found.name,
-        found.layouts["train"],
-        {role: found.published.files[role] for role in ("train", "test")},
-        *found.importable,
+    is_joined = bool(found.importable.features)
+    of_others = {"--features": features, "--column": columns}
+    if is_joined:
+        names = ("label", "labels", "labels_id", "id_column", "group")
+        of_others = {f"--{name.removesuffix('_column')}": options[name] for name in names}
+        of_others["--test_table"] = test_table
+    for flag, given in of_others.items():
+        if given:
+            raise ParameterError(f"{flag} is not for {benchmark}: leave it out")
+    target = importing.ImportTarget(
+        found.name, found.layouts, found.published.files, found.importable
     )
-    imported = understand(target, table, test_table, ImportOptions(**options))
+    chosen = importing.ImportOptions(**options)
+    if is_joined:
+        tables = {role: Path(path) for role, path in features.items()}
+        imported = importing.understand_responses(target, table, tables, columns, chosen)
+    else:
+        imported = importing.understand_samples(target, table, test_table, chosen)
     for note in imported.notes:
         screen.say(note)
-    train, test = imported.train, imported.test
-    shown = ", ".join(f"{value:g}" for value in train.values[:1, :4].flat)
-    screen.say(
-        f"{count(len(train.ids), 'sample')} to train on and {len(test.ids):,} to test on,"
-        f" {count(len(train.features), 'feature')} ({', '.join(train.features[:3])}, …);"
-        f" {train.ids[0]} begins with {shown}"
-    )
-    for name, (num_train, num_test) in imported.counts().items():
-        screen.say(f"class {name}: {num_train:,} to train on, {num_test:,} to test on")
     if dry_run:
         return
     with screen.making_data("writing") as progress:
-        paths = write_import(imported, directory, progress)
+        paths = importing.write_import(imported, directory, progress)
     for path in paths:
         screen.say(f"{path}: {path.stat().st_size / MIB:.1f} MiB")
-    where = str(paths[0].parent)
-    screen.say_command(["candle-p1", "run", benchmark, "--data_dir", where], "train on them: ")
+    run = ["candle-p1", "run", benchmark, "--data_dir", str(paths[0].parent)]
+    screen.say_command([*run, *imported.flags()], "train on them: ")
 
 
 @command.command("info", cls=Command, examples=["candle-p1 data info nt3"])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import platformdirs
 
@@ -37,6 +37,42 @@ def data_directory() -> Path:
 MANIFEST_NAME = "synthetic.json"
 IMPORT_NAME = "import.json"
 """The description of files made from somebody's tables; see `candle_p1.datasets.importing`."""
+
+
+class Quantity(NamedTuple):
+    """A column of numbers in responses: what it means, and whether values may mean that."""
+
+    meaning: str
+    is_plausible: Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class Importable:
+    """How tables of others become a benchmark's files: `candle-p1 data import`.
+
+    They are tables of samples for training and testing or, with `features`, responses to which
+    tables of features are joined by name.
+
+    Attributes:
+        needs_labels: Whether samples need classes.
+        class_parameter: The parameter that is their number; None: it follows from the files.
+        features: The column of the responses with the names in a table of features, by role.
+        reserved: The same for lists of what is reserved for testing.
+        quantities: The columns of numbers in the responses.
+        flags: By column of names, the flag that chooses tables of features, and its value if there
+            are none.
+        pairs: Roles of tables that are used together; the first names them in the flag.
+        levels: The columns of names whose tables --log2 is for, and in which "." becomes ":".
+    """
+
+    needs_labels: bool = False
+    class_parameter: str | None = None
+    features: Mapping[str, str] = field(default_factory=dict)
+    reserved: Mapping[str, str] = field(default_factory=dict)
+    quantities: Mapping[str, Quantity] = field(default_factory=dict)
+    flags: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    pairs: Sequence[tuple[str, str]] = ()
+    levels: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

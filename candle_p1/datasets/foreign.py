@@ -1,47 +1,28 @@
-"""Reading the tables that people have: text in its usual forms, and the formats of other programs.
+"""Reading the tables that people have, in many forms, as samples and features with names.
 
-What is in a table is told apart here as far as its cells say: names of rows and columns, columns of
-text, columns of numbers. What they mean is the business of `candle_p1.datasets.importing`.
+`read_samples` is for all who take tables of others. What is not clear is refused with what to pass.
 """
 
 from __future__ import annotations
 
-import bz2
-import csv
-import gzip
-import io
 import lzma
 import re
 import zlib
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from candle_p1.data.table import repeated
+from candle_p1.datasets.delimited import MISSING, NUMBER, Content, ReadOptions, read_delimited
 from candle_p1.errors import DataError
 
-SEPARATORS = "\t,;|"
-COMMENTS = ("#", "!", "^")
-"""How lines above the header begin that describe a table, as in GEO's and GDC's files."""
-GCT, KNOWN_GCT = "#1.", "#1.2"
-"""How a GCT file begins, whose second line has the numbers of its rows and columns."""
-MISSING = frozenset(
-    ["", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "null", "NULL", "None", "<NA>", ".", "--", "'--"]
-)
-SAMPLE_FIELDS, MIN_SAMPLE, MAX_SAMPLE = 1_000_000, 20, 200
-"""From so many fields, but at least and at most so many rows, it is seen which columns are text."""
-NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?(inf|Inf|INF)(inity)?")
-COMMA_NUMBER = re.compile(r"[-+]?\d+,\d+([eE][-+]?\d+)?")
-THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+")
-QUOTED = re.compile(r'"[^"]*"')
-FRAMES: dict[str, tuple[str, str]] = {
+FRAMES = {
     ".parquet": ("read_parquet", "readers"),
     ".pq": ("read_parquet", "readers"),
     ".feather": ("read_feather", "readers"),
@@ -49,74 +30,174 @@ FRAMES: dict[str, tuple[str, str]] = {
     ".hdf5": ("read_hdf", "hdf5"),
 }
 """The functions of pandas that read a format, and the extra of this package that they need."""
+SHEETS = (".xlsx", ".xls", ".ods")
+ENSEMBL = re.compile(r"(ENS[A-Z]{0,4}G\d{6,})(\.\d+)?(_\w+)?")
+GENE_COLUMNS = (
+    *("gene", "genes", "gene_id", "geneid", "gene_name", "gene_symbol", "symbol", "hugo_symbol"),
+    *("hgnc_symbol", "ensembl", "ensembl_id", "entrez_gene_id", "id_ref", "probe", "probe_id"),
+)
+"""What the column of genes is called in tables whose columns are samples."""
+ANNOTATIONS = ("entrez_gene_id", "entrez", "start", "end", "length", "chromosome", "chr", "strand")
+"""Columns of numbers that describe genes."""
+SUMMARY = re.compile(r"N_(unmapped|multimapping|noFeature|ambiguous)|__\w+")
+"""The rows of STAR's and HTSeq's counts that are no genes."""
+SAMPLE_COLUMNS = ("id", "sample", "sample_id", "case", "case_id", "patient", "patient_id", "age")
+"""Columns of numbers that describe samples."""
+MIN_LEAK = 10
+"""Of fewer samples, a feature may tell the classes apart by chance."""
+MAX_EXAMPLES = 3
 
 
 @dataclass(frozen=True)
-class ReadOptions:
-    """How to read a table.
+class SampleOptions:
+    """How to understand a table; most can be told from it.
 
     Attributes:
-        header_rows: How many rows name the columns of a text file; None: one, and an error if there
-            seem to be more.
-        name_row: Which of them has the names to use, from 1.
-        decimal: The decimal mark; None: as the cells say, and an error if they do not.
-        text: Names of columns that are text even if they hold numbers.
-        skipped: Names of columns to leave out.
-        is_text: Whether all columns are text.
+        transpose: Whether columns are samples; None: no, unless it looks so, which is an error.
+        id_column: The column that names the samples, or the genes if columns are samples.
+        label: The column with the classes, in the table or in the file of labels.
+        labels: Another table, with a row for each sample.
+        labels_id: The column that names the samples there; None: the one that fits.
+        group: The column, such as patients, whose values belong together.
+        drop: Columns or genes that are no features.
+        header_rows, name_row, decimal: See `candle_p1.datasets.delimited.ReadOptions`.
+        duplicates: What to do with features of the same name: "error", "mean" or "first".
+        missing: What to do with missing values: "error"; otherwise they are left as NaN.
+        unlabelled: What to do with samples without a label: "error" or "drop".
+        log2: Whether to take log2(x + 1).
     """
 
+    transpose: bool | None = None
+    id_column: str | None = None
+    label: str | None = None
+    labels: Path | None = None
+    labels_id: str | None = None
+    group: str | None = None
+    drop: Sequence[str] = ()
     header_rows: int | None = None
     name_row: int = 1
     decimal: str | None = None
-    text: Collection[str] = ()
-    skipped: Collection[str] = ()
-    is_text: bool = False
+    duplicates: str = "error"
+    missing: str = "error"
+    unlabelled: str = "error"
+    log2: bool = False
 
 
-@dataclass
-class ForeignTable:
-    """A table as it is in its file.
+@dataclass(frozen=True)
+class SampleTable:
+    """Samples, as they were understood.
 
     Attributes:
-        path: The file.
-        names: The names of the columns of numbers.
-        values: Their content, float32, NaN where it is missing; shape (rows, columns).
-        text: The columns of text by name, in their order; "" where it is missing.
-        index: The names of the rows, if the file tells them apart from its columns.
+        path: The table that they come from.
+        values: float32, a row for each sample and a column for each feature, both with unique names.
+        about: The columns "label" and "group", of str, as far as they were asked for; same rows.
         notes: What was understood, as clauses for the user.
-        is_across: Whether columns are samples, where the format says so.
-        skipped: The names of the columns that were left out.
     """
 
     path: Path
-    names: list[str]
-    values: NDArray[np.float32]
-    text: dict[str, list[str]]
-    index: list[str] | None
+    values: pd.DataFrame
+    about: pd.DataFrame
     notes: list[str] = field(default_factory=list)
-    is_across: bool | None = None
-    skipped: Collection[str] = ()
 
-    def __len__(self) -> int:
-        return len(self.values)
+    def take(self, rows: Any) -> SampleTable:
+        """Returns some of the samples, given by a boolean for each."""
+        return replace(self, values=self.values[rows], about=self.about[rows])
+
+    def with_features(self, features: Sequence[str], source: Path) -> SampleTable:
+        """Returns the samples with the features that `source` has, in its order.
+
+        Raises:
+            DataError: Some are missing.
+        """
+        lacking = pd.Index(features).difference(self.values.columns, sort=False)
+        if len(lacking):
+            raise DataError(
+                f"it lacks {len(lacking):,} of the {len(features):,} features of {source}, such as"
+                f" {examples(lacking)}",
+                self.path,
+            )
+        if list(features) == list(self.values.columns):
+            return self
+        note = f"its features are put in the order of {source.name}"
+        return replace(self, values=self.values[list(features)], notes=[*self.notes, note])
 
 
-def read_foreign(path: Path, options: ReadOptions) -> ForeignTable:
+def read_samples(
+    path: Path,
+    options: SampleOptions,
+    wanted: Collection[str] = (),
+    spelled: Callable[[str], str] = str,
+) -> SampleTable:
+    """Returns the samples in a table.
+
+    Args:
+        path: The file.
+        options: How to understand it.
+        wanted: The names of samples that should be in it, which show which way it lies and which
+            column names them; empty: as the options say.
+        spelled: How a sample's name is written.
+
+    Raises:
+        DataError: The table cannot be read, or it can be understood in several ways.
+    """
+    own = {"label": options.label, "group": options.group} if options.labels is None else {}
+    own = {what: name for what, name in own.items() if name is not None}
+    known = {*own.values(), *options.drop, *filter(None, [options.id_column])}
+    form = (options.header_rows, options.name_row, options.decimal)
+    content = read_content(path, ReadOptions(*form, text=known, names_first=bool(wanted)))
+    names = {name: cells for name, cells in content.text.items() if name not in known}
+    key = options.id_column or next(iter(names), None)
+    is_across = content.is_across if options.transpose is None else options.transpose
+    if wanted and is_across is None:
+        columns = names | {"in the header": [*content.numbers.columns]}
+        columns = {name: [*map(spelled, cells)] for name, cells in columns.items()}
+        found, _ = naming_column(columns, wanted, path, "leave the others out by --drop")
+        is_across = found not in names
+        key = key if is_across else found
+    cells = None if key is None else column_of(path, content, key)
+    if is_across is None:
+        _refuse_genes(path, key or "", cells or [], content.numbers)
+    if is_across and own:
+        problem = "where columns are samples, what they are needs a table: pass --labels FILE"
+        raise DataError(problem, path)
+    notes = [*content.notes]
+    values = (_across if is_across else _upright)(path, content.numbers, key, cells, notes)
+    if others := [name for name in names if name != key]:
+        notes.append(f"columns of text that are left out: {examples(others)}")
+    values.index = pd.Index([spelled(str(name)) for name in values.index])
+    if doubled := repeated(values.index):
+        problem = (
+            f"several samples are called {examples(doubled)}: pass --id, which column names them"
+        )
+        raise DataError(problem, path)
+    values = _named_features(path, values, content, options, notes)
+    if options.labels is None:
+        about = {what: column_of(path, content, name) for what, name in own.items()}
+    else:
+        about = _columns_beside(options.labels, values.index, path, options, notes)
+    samples = SampleTable(path, values, pd.DataFrame(about, values.index, dtype=str), notes)
+    return _checked(samples, options)
+
+
+def read_content(path: Path, options: ReadOptions) -> Content:
     """Returns the table in a file, whose format its name tells.
 
     Raises:
         DataError: The file cannot be read, is no such table, or can be read in several ways.
     """
+    suffix = path.suffix.lower()
     try:
-        last = path.suffix.lower()
-        if last in FRAMES:
-            return _from_frame(path, _read_frame(path, *FRAMES[last]), options)
-        if last == ".h5ad":
-            return _from_anndata(path)
-        if last in (".xlsx", ".xls", ".ods"):
+        if suffix in FRAMES:
+            return _from_frame(path, _read_frame(path, *FRAMES[suffix]), options)
+        if suffix == ".h5ad":
+            notes = ["its matrix X, with the columns of obs as text"]
+            return _from_frame(path, _read_anndata(path), options)._replace(
+                notes=notes, is_across=False
+            )
+        if suffix in SHEETS:
             problem = "this is a spreadsheet: save its sheet as CSV (UTF-8) and import that"
             raise DataError(problem, path)
-        return _TextFile(path, options).read()
+        return read_delimited(path, options)
     except UnicodeDecodeError as error:
         problem = f"its text is not UTF-8 ({error.reason}): save or convert it as UTF-8"
         raise DataError(problem, path) from error
@@ -138,330 +219,268 @@ def _read_frame(path: Path, function: str, extra: str) -> pd.DataFrame:
     return frame
 
 
-def _from_frame(path: Path, frame: pd.DataFrame, options: ReadOptions) -> ForeignTable:
-    """Returns what a DataFrame holds; its index is one unless it only counts the rows."""
-    counts = isinstance(frame.index, pd.RangeIndex) and frame.index.name is None
+def _from_frame(path: Path, frame: pd.DataFrame, options: ReadOptions) -> Content:
+    """Returns what a DataFrame holds; its index names the rows unless it only counts them."""
     names = [
-        " ".join(map(str, name if isinstance(name, tuple) else [name]))
-        for name in cast("list[Any]", frame.columns.tolist())
+        " ".join(map(str, name if isinstance(name, tuple) else [name])) for name in frame.columns
     ]
-    numbers, text = [], {}
+    if "" in names:
+        raise DataError("a column has no name: name it or remove it", path)
+    counts = isinstance(frame.index, pd.RangeIndex) and frame.index.name is None
+    text = {} if counts else {"": [*map(_text_of, frame.index)]}
+    known = {*options.text, *names[: options.names_first and counts]}
+    numbers = []
     for column, (name, kind) in enumerate(zip(names, frame.dtypes, strict=True)):
+        is_known = options.is_text or name in known
         is_number = pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind)
-        if name in options.skipped:
-            continue
-        if is_number and not (options.is_text or name in options.text):
+        if is_number and not is_known:
             numbers.append(column)
             continue
         if name in text:
             raise DataError(f"several columns of text are called {name!r}", path)
-        text[name] = [_text_of(value) for value in frame.iloc[:, column]]
-        if not options.is_text and name not in options.text:
-            _check_words(path, name, text[name])
-    if "" in names:
-        raise DataError("a column has no name: name it or remove it", path)
-    values = np.array(frame.iloc[:, numbers].to_numpy(np.float32, na_value=np.nan), order="C")
-    index = None if counts else [_text_of(name) for name in frame.index]
-    skipped = [name for name in names if name in options.skipped]
-    return ForeignTable(path, [names[i] for i in numbers], values, text, index, skipped=skipped)
+        text[name] = [*map(_text_of, frame.iloc[:, column])]
+        found = [(bool(NUMBER.fullmatch(cell)), cell) for cell in text[name] if cell]
+        if not is_known and {True, False} == {each for each, _ in found}:
+            raise DataError(
+                f"the column {name!r} holds both numbers and text, such as {min(found)[1]!r}:"
+                f" correct it, or leave the column out (--drop {name})",
+                path,
+            )
+    values = frame.iloc[:, numbers].to_numpy(np.float32, na_value=np.nan)
+    return Content(pd.DataFrame(values, columns=[names[i] for i in numbers]), text)
 
 
 def _text_of(value: Any) -> str:
-    is_missing = not isinstance(value, (list, np.ndarray)) and pd.isna(value)
-    text = "" if is_missing else str(value).strip()
+    if not isinstance(value, (list, np.ndarray)) and pd.isna(value):
+        return ""
+    text = str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
     return "" if text in MISSING else text
 
 
-def _check_words(path: Path, name: str, cells: Sequence[str]) -> None:
-    """Raises DataError if a column of text also holds numbers, and may be one of numbers."""
-    numbers = [row for row, cell in enumerate(cells) if cell and NUMBER.fullmatch(cell)]
-    words = [row for row, cell in enumerate(cells) if cell and not NUMBER.fullmatch(cell)]
-    if numbers and words:
+def _read_anndata(path: Path) -> pd.DataFrame:
+    """Returns the matrix X of an AnnData file (0.8 or later) with the columns of obs before it.
+
+    Its format: https://anndata.readthedocs.io/en/stable/fileformat-prose.html
+    """
+    import h5py
+    from scipy import sparse
+
+    def column(node: Any) -> pd.Series[Any]:
+        if isinstance(node, h5py.Dataset):
+            return pd.Series((node.asstr() if h5py.check_string_dtype(node.dtype) else node)[:])
+        if "categories" in node:
+            codes = pd.Series(node["codes"][:])
+            return codes.map(column(node["categories"]))
+        return column(node["values"]).mask(node["mask"][:])
+
+    try:
+        with h5py.File(path) as file:
+            about, matrix = file["obs"], file["X"]
+            names = [file[each][file[each].attrs["_index"]].asstr()[:] for each in ("obs", "var")]
+            if isinstance(matrix, h5py.Group):
+                kind = {"csr_matrix": sparse.csr_matrix, "csc_matrix": sparse.csc_matrix}
+                parts = (matrix[each][:] for each in ("data", "indices", "indptr"))
+                form = kind[matrix.attrs["encoding-type"]]
+                values = form(tuple(parts), shape=matrix.attrs["shape"]).toarray()
+            else:
+                values = matrix[:]
+            columns = {
+                name: column(about[name]).astype(object) for name in about.attrs["column-order"]
+            }
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        problem = f"it is no AnnData file of version 0.8 or later with a matrix X ({error})"
+        raise DataError(problem, path) from error
+    frame = pd.DataFrame(values.astype(np.float32), columns=names[1])
+    return pd.concat([pd.DataFrame(columns), frame], axis=1).set_axis(names[0])
+
+
+def column_of(path: Path, content: Content, name: str) -> list[str]:
+    """Returns a column of text; raises DataError if there is none of this name."""
+    if name not in content.text:
+        there = ", ".join(map(repr, content.text)) or "none"
+        raise DataError(f"there is no column {name!r}; its columns of text are {there}", path)
+    return content.text[name]
+
+
+def naming_column(
+    columns: Mapping[str, Sequence[str]], wanted: Collection[str], path: Path, remedy: str
+) -> tuple[str, int]:
+    """Returns the column that has the most of the wanted names, and how many.
+
+    Raises:
+        DataError: None has any, or several different ones have as many.
+    """
+    matched = {name: len(set(cells).intersection(wanted)) for name, cells in columns.items()}
+    most = max(matched.values(), default=0)
+    best, *others = [name for name, num in matched.items() if num == most] or [""]
+    if not most:
+        there = examples(next(iter(columns.values()), []))
+        problem = f"no column has the names of the samples, such as {examples(wanted)}; its first one has {there}"
+        raise DataError(problem, path)
+    if any(columns[other] != columns[best] for other in others):
+        problem = f"the columns {examples([best, *others])} name the samples equally well: {remedy}"
+        raise DataError(problem, path)
+    return best, most
+
+
+def _refuse_genes(path: Path, name: str, names: Sequence[str], numbers: pd.DataFrame) -> None:
+    """Raises DataError if the columns seem to be samples."""
+    sampled = names[:1000]
+    num_genes = sum(bool(ENSEMBL.fullmatch(each)) for each in sampled)
+    is_long = len(numbers) > max(1000, 3 * numbers.shape[1])
+    if 2 * num_genes > len(sampled) or name.strip().lower() in GENE_COLUMNS or is_long:
         raise DataError(
-            f"the column {name!r} holds both numbers and text, such as {cells[words[0]]!r} in row"
-            f" {words[0] + 1} of the data: correct it, or leave the column out (--drop {name})",
+            f"its {len(numbers):,} rows seem to be genes ({examples(sampled)}), so that its columns"
+            " are samples: pass --transpose True if so, else --transpose False",
             path,
         )
 
 
-def _from_anndata(path: Path) -> ForeignTable:
-    """Returns the matrix X of an AnnData file, and what it says of its observations as text."""
-    try:
-        from anndata import read_h5ad
-    except ImportError as error:
-        problem = "reading it needs anndata: pip install 'candle-p1[anndata]'"
-        raise DataError(problem, path) from error
-    try:
-        data = read_h5ad(path)
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"anndata cannot read it: {error}", path) from error
-    if data.X is None:
-        raise DataError("it has no matrix X", path)
-    matrix = data.X.astype(np.float32)
-    matrix = matrix.toarray() if hasattr(matrix, "toarray") else np.array(matrix)
-    text = {str(name): [*map(_text_of, column)] for name, column in data.obs.items()}
-    notes = ["its matrix X, with the columns of obs as text"]
-    names, index = [*map(str, data.var_names)], [*map(str, data.obs_names)]
-    return ForeignTable(path, names, matrix, text, index, notes, is_across=False)
+def _across(
+    path: Path, numbers: pd.DataFrame, key: str | None, genes: list[str] | None, notes: list[str]
+) -> pd.DataFrame:
+    """Returns the values of a table whose columns are samples."""
+    if genes is None:
+        raise DataError("no column names the genes: pass --id COLUMN", path)
+    if others := [name for name in numbers.columns if name.strip().lower() in ANNOTATIONS]:
+        problem = f"{examples(others)} may describe the genes, not be samples: --drop them"
+        raise DataError(problem, path)
+    notes.append(f"columns are samples; genes are named by the column {key!r}")
+    is_gene = [SUMMARY.fullmatch(gene) is None for gene in genes]
+    if num_totals := is_gene.count(False):
+        notes.append(f"{num_totals} rows of totals are left out (N_unmapped and alike)")
+    return numbers.set_axis(genes)[is_gene].T
 
 
-def _open_zst(path: Path) -> IO[bytes]:
-    try:
-        import pyarrow
-    except ImportError as error:
-        problem = "reading .zst needs pyarrow: pip install 'candle-p1[readers]'"
-        raise DataError(problem, path) from error
-    return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd"))
+def _upright(
+    path: Path, numbers: pd.DataFrame, key: str | None, names: list[str] | None, notes: list[str]
+) -> pd.DataFrame:
+    """Returns the values of a table whose rows are samples."""
+    if others := [name for name in numbers.columns if name.strip().lower() in SAMPLE_COLUMNS]:
+        problem = f"{examples(others)} would be features: pass --id or --drop for each"
+        raise DataError(problem, path)
+    if names is None:
+        notes.append("nothing names the samples, so they are numbered")
+        names = [f"{path.name}-{number}" for number in range(1, len(numbers) + 1)]
+    else:
+        notes.append(f"samples are named by the column {key!r}" if key else "samples are named")
+    return numbers.set_axis(names)
 
 
-OPENERS: dict[str, Callable[[Path], Any]] = {
-    ".gz": gzip.open,
-    ".bz2": bz2.open,
-    ".xz": lzma.open,
-    ".zst": _open_zst,
-}
+def _named_features(
+    path: Path, values: pd.DataFrame, content: Content, options: SampleOptions, notes: list[str]
+) -> pd.DataFrame:
+    """Returns the values without what is to be dropped, and with unique names of features.
 
-
-@dataclass
-class _TextFile:
-    """A table in a text file, compressed or not."""
-
-    path: Path
-    options: ReadOptions
-
-    def read(self) -> ForeignTable:
-        """Returns the table; see `read_foreign`."""
-        with closing(self._lines()) as lines:
-            self._skip_comments(lines)
-        with closing(self._lines()) as lines:
-            return self._read(self._tokens(lines))
-
-    def _read(self, tokens: Iterator[tuple[int, list[str]]]) -> ForeignTable:
-        num = min(max(SAMPLE_FIELDS // self._num_separators, MIN_SAMPLE), MAX_SAMPLE)
-        first = list(islice(tokens, num))
-        rows = [cells for _, cells in first]
-        num_headers = self._num_headers(rows)
-        names, body = rows[self.options.name_row - 1], first[num_headers:]
-        if not body:
-            raise DataError("there are no rows below the header", self.path, self._begin)
-        names = self._whole_header(names, body)
-        cells = [cells for _, cells in body if len(cells) == len(names)]
-        decimal = self._decimal(cells)
-        kinds = [self._kind(column, name, body, decimal) for column, name in enumerate(names)]
-        notes = [f"fields separated by {self._separator!r}"]
-        if num_headers > 1:
-            notes.append(f"names from row {self.options.name_row} of {num_headers} header rows")
-        notes += [f"decimal {decimal!r}"] * (decimal != ".")
-        numbers = [column for column, kind in enumerate(kinds) if kind == "number"]
-        texts = [column for column, kind in enumerate(kinds) if kind == "text"]
-        doubled = repeated(names[column] for column in texts)
-        if doubled:
-            problem = f"several columns of text are called {doubled[0]!r}"
-            raise DataError(problem, self.path, self._begin)
-        columns: dict[int, list[str]] = {column: [] for column in texts}
-        values = []
-        for number, row in (*body, *tokens):
-            if len(row) != len(names):
-                problem = f"the row has {len(row):,} fields, but the header has {len(names):,}"
-                raise DataError(problem, self.path, number)
-            values.append(self._numbers(number, row, numbers, decimal))
-            for column, text in columns.items():
-                text.append("" if row[column] in MISSING else row[column])
-        return ForeignTable(
-            self.path,
-            [names[i] for i in numbers],
-            np.stack(values),
-            {names[column]: text for column, text in columns.items() if names[column]},
-            None if names[0] else columns[0],
-            notes,
-            is_across=True if self._is_gct else None,
-            skipped=[name for name in names if name in self.options.skipped],
+    The versions of Ensembl's identifiers are taken off.
+    """
+    names = [str(name).strip() for name in values.columns]
+    if "" in names:
+        problem = f"feature {names.index('') + 1} has no name: name it or remove it"
+        raise DataError(problem, path)
+    matches = map(ENSEMBL.fullmatch, names)
+    short = [
+        f"{match[1]}{match[3] or ''}" if match else name
+        for match, name in zip(matches, names, strict=True)
+    ]
+    if short != names:
+        notes.append("the versions of Ensembl's identifiers are left out")
+    for name in options.drop:
+        if name not in {*content.text, *names, *short}:
+            raise DataError(f"there is no column or feature {name!r} to drop", path)
+    dropped = pd.Index(names).isin(options.drop) | pd.Index(short).isin(options.drop)
+    values = values.set_axis(short, axis=1).loc[:, ~dropped]
+    if values.empty:
+        raise DataError("it has no columns of numbers, which would be the features", path)
+    is_again = values.columns.duplicated()
+    doubled = values.columns[is_again].unique()
+    if not len(doubled):
+        return values
+    if options.duplicates == "error":
+        raise DataError(
+            f"{len(doubled):,} features occur more than once, such as {examples(doubled)}: pass"
+            " --duplicates mean or --duplicates first",
+            path,
         )
+    is_mean = options.duplicates == "mean"
+    what = "averaged" if is_mean else "represented by the first of each"
+    notes.append(f"{len(doubled):,} features that occur more than once are {what}")
+    if is_mean:
+        return values.T.groupby(level=0, sort=False).mean().T
+    return values.loc[:, ~is_again]
 
-    def _lines(self) -> Generator[str, None, None]:
-        opener = OPENERS.get(self.path.suffix.lower())
-        with (
-            opener(self.path) if opener else self.path.open("rb") as stream,
-            io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as lines,
-        ):
-            yield from lines
 
-    def _skip_comments(self, lines: Iterator[str]) -> None:
-        """Finds the first line of the table, its separator, and what the lines above it tell."""
-        self._is_gct, self._is_geo, self._begin, comment = False, False, 1, ""
-        first: list[str] = []
-        for number, line in enumerate(lines, start=1):
-            if number == 1 and line.startswith(GCT):
-                self._is_gct = True
-                if line.strip() != KNOWN_GCT:
-                    problem = f"this is GCT {line.strip()[1:]}: convert it to GCT 1.2, or to CSV"
-                    raise DataError(problem, self.path)
-            elif self._is_gct and number == 2:
-                continue
-            elif not first and (line.startswith(COMMENTS) or not line.strip()):
-                self._is_geo |= line.startswith("!")
-                comment = line if line.strip() else comment
-            else:
-                self._begin = self._begin if first else number
-                first.append(line)
-            if len(first) == 2:
-                break
-        if not first:
-            raise DataError("the file has no rows", self.path)
-        bare = [QUOTED.sub("", line) for line in first]
-        counts = {each: min(line.count(each) for line in bare) for each in SEPARATORS}
-        self._separator = max(counts, key=lambda each: counts[each])
-        self._num_separators = counts[self._separator]
-        if not self._num_separators:
-            problem = "the fields are separated by none of tab, comma, semicolon and bar"
-            raise DataError(problem, self.path, self._begin)
-        if comment.startswith("#") and comment.count(self._separator) == self._num_separators:
-            problem = "this line begins with # and may be the header: remove the #, or the line"
-            raise DataError(problem, self.path, self._begin - 1)
-
-    def _tokens(self, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
-        """Yields the number and the fields of each row, header included."""
-        csv.field_size_limit(2**30)
-        reader = csv.reader(
-            islice(lines, self._begin - 1, None), delimiter=self._separator, strict=True
+def _columns_beside(
+    path: Path, ids: pd.Index[str], table: Path, options: SampleOptions, notes: list[str]
+) -> dict[str, pd.Series[str]]:
+    """Returns labels and groups from their own table, by the column that names the most samples."""
+    content = read_content(path, ReadOptions(header_rows=1, is_text=True))
+    columns = content.text
+    if options.labels_id is not None:
+        columns = {options.labels_id: column_of(path, content, options.labels_id)}
+    key, num = naming_column(columns, ids, path, "pass --labels_id, which does")
+    names = pd.Index(columns[key])
+    for name in names[names.duplicated() & names.isin(ids)][:1]:
+        raise DataError(f"there are several rows for the sample {name!r}", path)
+    where = f"the column {key!r}" if key else "its first column"
+    notes.append(f"{path.name}: {num:,} of {len(ids):,} samples found by {where}")
+    asked = {"label": options.label, "group": options.group}
+    return {
+        what: pd.Series(column_of(path, content, name), names)[~names.duplicated()].reindex(
+            ids, fill_value=""
         )
-        while True:
-            number = self._begin + reader.line_num
-            try:
-                row = next(reader, None)
-            except csv.Error as error:
-                problem = f"its quotes do not match ({error}): correct the row"
-                raise DataError(problem, self.path, number) from error
-            if row is None or (self._is_geo and row and row[0].startswith("!")):
-                return
-            if row:
-                yield number, [cell.strip() for cell in row]
+        for what, name in asked.items()
+        if name is not None
+    }
 
-    def _num_headers(self, rows: Sequence[Sequence[str]]) -> int:
-        """Returns how many rows name the columns.
 
-        Raises:
-            DataError: There seem to be none or several, and nobody has said how many.
-        """
-        num = self.options.header_rows
-        if num is None:
-            seen = next((i for i, row in enumerate(rows) if i and self._has_numbers(row[1:])), 1)
-            while seen < len(rows) and not rows[seen][0]:
-                seen += 1
-            if seen > 1 and not self.options.is_text:
+def _checked(samples: SampleTable, options: SampleOptions) -> SampleTable:
+    """Returns the samples that have a label, in logarithms if asked for.
+
+    Raises:
+        DataError: Some have none; a feature is the label in disguise, constant in each class but
+            apart; or there are values that no network can take.
+    """
+    path, labels = samples.path, samples.about.get("label")
+    if labels is not None:
+        if not (is_there := labels != "").all():
+            num, lacking = int((~is_there).sum()), [*labels.index[~is_there]]
+            if options.unlabelled == "error":
                 raise DataError(
-                    f"{seen} rows seem to name the columns: pass --header_rows {seen} if so (and"
-                    " --name_row, which of them has the features' names), else --header_rows 1",
-                    self.path,
-                    self._begin,
+                    f"{num:,} of {len(labels):,} samples have no label, such as"
+                    f" {examples(lacking)}: label them, or pass --unlabelled drop",
+                    path,
                 )
-            if rows[0][1:] and all(NUMBER.fullmatch(cell) for cell in rows[0][1:]):
-                problem = "the first row holds numbers: add a row of names, or pass --header_rows 1"
-                raise DataError(problem, self.path, self._begin)
-            num = 1
-        if not 1 <= self.options.name_row <= num:
-            problem = f"there is no header row {self.options.name_row}, only {num}"
-            raise DataError(problem, self.path, self._begin)
-        return num
+            samples.notes.append(f"{num:,} samples without a label are left out")
+            samples = samples.take(is_there)
+        of_classes = samples.values.groupby(samples.about["label"])
+        low, high = of_classes.min(), of_classes.max()
+        is_leak = (low == high).all() & (low != low.iloc[0]).any()
+        if is_leak.any() and len(samples.values) >= MIN_LEAK:
+            names = examples([*is_leak.index[is_leak]])
+            raise DataError(f"{names} tells the class of every sample: --drop it", path)
+    values = samples.values.to_numpy()
+    _refuse(samples, np.isinf(values), "are infinite")
+    if options.log2:
+        _refuse(samples, values < 0, "are negative, so that log2(x + 1) makes no sense")
+        samples = replace(samples, values=np.log2(samples.values + 1))
+    if options.missing == "error":
+        what = "are missing (--missing zero or mean fills them in)"
+        _refuse(samples, np.isnan(values), what)
+    return samples
 
-    @staticmethod
-    def _has_numbers(cells: Sequence[str]) -> bool:
-        return any(NUMBER.fullmatch(cell) or COMMA_NUMBER.fullmatch(cell) for cell in cells)
 
-    def _whole_header(
-        self, names: list[str], body: Sequence[tuple[int, Sequence[str]]]
-    ) -> list[str]:
-        """Returns a name for each column; "" for the first one, if it names the rows.
+def _refuse(samples: SampleTable, is_bad: NDArray[np.bool_], what: str) -> None:
+    if is_bad.any():
+        row, column = np.argwhere(is_bad)[0]
+        raise DataError(
+            f"{int(is_bad.sum()):,} values {what}, such as {samples.values.columns[column]!r} of"
+            f" the sample {samples.values.index[row]!r}",
+            samples.path,
+        )
 
-        Raises:
-            DataError: There are too many or too few, or several of text are the same.
-        """
-        number, row = body[0]
-        if len(row) == len(names) + 1:  # as R writes it: the column of names has none
-            if not any(cells[-1] for _, cells in body):
-                problem = "the rows end with a separator, but the header does not: remove it"
-                raise DataError(problem, self.path, number)
-            names = ["", *names]
-        if "" in names[1:]:
-            place = names.index("", 1) + 1
-            problem = "the column has no name: name it or remove it"
-            raise DataError(problem, self.path, self._begin, place)
-        return names
 
-    def _decimal(self, rows: Sequence[Sequence[str]]) -> str:
-        """Returns the decimal mark.
-
-        Raises:
-            DataError: It may be either.
-        """
-        if self.options.decimal or self._separator == ",":
-            return self.options.decimal or "."
-        with_comma: set[str] = set()
-        with_point: set[str] = set()
-        for column in zip(*rows, strict=True):
-            cells = [cell for cell in column if cell not in MISSING]
-            if all(NUMBER.fullmatch(cell) or COMMA_NUMBER.fullmatch(cell) for cell in cells):
-                with_comma.update(cell for cell in cells if "," in cell)
-                with_point.update(cell for cell in cells if "." in cell)
-        if not with_comma:
-            return "."
-        if with_point or all(THOUSANDS.fullmatch(cell) for cell in with_comma):
-            raise DataError(
-                f"{min(with_comma)!r} may have a decimal comma or mean thousands: pass --decimal ,"
-                " or remove the commas",
-                self.path,
-                self._begin,
-            )
-        return ","
-
-    def _kind(
-        self, column: int, name: str, body: Sequence[tuple[int, Sequence[str]]], decimal: str
-    ) -> str:
-        """Returns what a column holds: "text", "number", or what is "skipped".
-
-        Raises:
-            DataError: It holds numbers and text.
-        """
-        options = self.options
-        if name in options.skipped and name:
-            return "skipped"
-        if options.is_text or name in options.text or (column == 0 and not name):
-            return "text"
-        words, has_numbers = [], False
-        for number, row in body:
-            cell = row[column] if column < len(row) else ""
-            if cell not in MISSING:
-                is_number = NUMBER.fullmatch(cell.replace(decimal, "."))
-                has_numbers |= bool(is_number)
-                words += [] if is_number else [(number, cell)]
-        if words and has_numbers:
-            number, cell = words[0]
-            raise DataError(
-                f"{cell!r} is not a number, as other cells of the column {name!r} are: correct it,"
-                f" or leave the column out (--drop {name})",
-                self.path,
-                number,
-                column + 1,
-            )
-        return "text" if words else "number"
-
-    def _numbers(
-        self, number: int, row: Sequence[str], columns: Sequence[int], decimal: str
-    ) -> NDArray[np.float32]:
-        """Returns the numbers of a row.
-
-        Raises:
-            DataError: One is none.
-        """
-        cells = [row[column].replace(decimal, ".") for column in columns]
-        cells = ["nan" if cell in MISSING else cell for cell in cells]
-        try:
-            if any("_" in cell for cell in cells):
-                raise ValueError
-            return np.array(cells, "U").astype(np.float32)
-        except ValueError:
-            for column, cell in zip(columns, cells, strict=True):
-                if cell != "nan" and not NUMBER.fullmatch(cell):
-                    problem = f"{row[column]!r} is not a number, as the cells above it are"
-                    raise DataError(problem, self.path, number, column + 1) from None
-            raise
+def examples(names: Collection[str]) -> str:
+    """Returns some names, for a message."""
+    shown = ", ".join(map(repr, islice(names, MAX_EXAMPLES)))
+    return shown + ", …" * (len(names) > MAX_EXAMPLES)

@@ -6,6 +6,7 @@ import gzip
 import io
 from functools import partial
 
+import h5py
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,7 +15,13 @@ from candle_p1.benchmark import find_benchmark
 from candle_p1.data.directory import imported_facts
 from candle_p1.data.loaders import read_table
 from candle_p1.data.loading import Loading
-from candle_p1.datasets.importing import ImportOptions, ImportTarget, understand, write_import
+from candle_p1.datasets.importing import (
+    ImportOptions,
+    ImportTarget,
+    understand_responses,
+    understand_samples,
+    write_import,
+)
 from candle_p1.errors import DataError, ParameterError
 
 NUM, GENES = 60, [f"ENSG{number:011d}" for number in range(20)]
@@ -49,8 +56,20 @@ def excel(path):
 
 
 def anndata(path):
-    of_file = pytest.importorskip("anndata", reason="anndata is not installed")
-    of_file.AnnData(VALUES, CLINICAL.set_index("sample"), pd.DataFrame(index=VERSIONED)).write(path)
+    """Writes what anndata 0.12 does for a sparse matrix and a column of categories."""
+    text, filled = h5py.string_dtype(), np.nonzero(VALUES)
+    with h5py.File(path, "w") as file:
+        for name, names in {"obs": IDS, "var": VERSIONED}.items():
+            group = file.create_group(name)
+            group.attrs.update({"_index": "_index", "column-order": ["kind"][: name == "obs"]})
+            group.create_dataset("_index", data=names, dtype=text)
+        kinds = file["obs"].create_group("kind")
+        kinds.create_dataset("categories", data=sorted(set(KINDS)), dtype=text)
+        kinds["codes"] = np.array([sorted(set(KINDS)).index(kind) for kind in KINDS], np.int8)
+        matrix = file.create_group("X")
+        matrix.attrs.update({"encoding-type": "csr_matrix", "shape": VALUES.shape})
+        matrix["data"], matrix["indices"] = VALUES[filled], filled[1]
+        matrix["indptr"] = np.r_[0, np.cumsum((VALUES != 0).sum(axis=1))]
 
 
 def hdf5(path):
@@ -84,8 +103,11 @@ FORMS = {
 
 def target(benchmark):
     found = find_benchmark(benchmark)
-    files = {role: found.published.files[role] for role in ("train", "test")}
-    return ImportTarget(found.name, found.layouts["train"], files, *found.importable)
+    return ImportTarget(found.name, found.layouts, found.published.files, found.importable)
+
+
+def ids(found, role="train"):
+    return [*found.parts[role].values.index]
 
 
 @pytest.fixture
@@ -97,7 +119,9 @@ def imported(tmp_path):
         write(tmp_path / name)
         if options.get("labels"):
             options["labels"] = tmp_path / options["labels"]
-        return understand(target(benchmark), tmp_path / name, test, ImportOptions(**options))
+        return understand_samples(
+            target(benchmark), tmp_path / name, test, ImportOptions(**options)
+        )
 
     return imported
 
@@ -106,13 +130,15 @@ def imported(tmp_path):
 def test_every_form_of_a_table_is_understood_alike(imported, name):
     write, options = FORMS[name]
     found = imported(write, name, **options)
-    rows = [*found.train.ids, *found.test.ids]
-    order = [int(each.split("-")[1]) - (name in each) for each in rows]
+    parts = pd.concat([found.parts[role].values for role in ("train", "test")])
+    order = [int(each.split("-")[1]) - (name in each) for each in parts.index]
     assert sorted(order) == [*range(NUM)]
-    np.testing.assert_array_equal(np.vstack([found.train.values, found.test.values]), VALUES[order])
-    assert [*found.train.labels, *found.test.labels] == [KINDS[row] for row in order]
-    assert found.train.features == found.test.features == GENES
-    assert found.counts() == dict.fromkeys(sorted(set(KINDS)), (24, 6))
+    np.testing.assert_array_equal(parts, VALUES[order])
+    classes = found.facts["classes"]
+    labels = [label for part in found.parts.values() for label in part.text[""]]
+    assert [classes[int(label)] for label in labels] == [KINDS[row] for row in order]
+    assert [*parts.columns] == found.facts["features"] == GENES
+    assert found.facts["counts"] == dict.fromkeys(sorted(set(KINDS)), {"train": 24, "test": 6})
 
 
 @pytest.mark.parametrize("benchmark", ["nt3", "p1b1", "p1b2"])
@@ -127,17 +153,17 @@ def test_files_and_parameters_follow_the_table(imported, tmp_path, benchmark):
     if benchmark == "nt3":
         assert params["classes"] == 3
         labels, values = table.values[:, 0], table.values[:, 1:]
-        assert [found.classes[int(label)] for label in labels] == found.train.labels
+        assert [int(label) for label in found.parts["train"].text[""]] == [*labels]
         with pytest.raises(ParameterError, match=r"classes = 2 .* says 3"):
             model.read_parameters(["--data_dir", str(tmp_path / "own"), "--classes", "2"])
     else:
         values = table.values
         assert table.columns == GENES
-        assert table.text["cancer_type"].values() == found.train.labels
-        assert table.text["case_id"].values() == found.train.ids
-    np.testing.assert_array_equal(values, found.train.values)
+        for name in ("case_id", "cancer_type"):
+            assert table.text[name].values() == [*found.parts["train"].text[name]]
+    np.testing.assert_array_equal(values, found.parts["train"].values)
     facts = imported_facts(tmp_path / "own")
-    assert (facts["features"], facts["samples"]["test"]) == (GENES, found.test.ids)
+    assert (facts["features"], facts["samples"]["test"]) == (GENES, ids(found, "test"))
     with pytest.raises(DataError, match="would be replaced"):
         write_import(found, tmp_path / "own")
 
@@ -145,17 +171,18 @@ def test_files_and_parameters_follow_the_table(imported, tmp_path, benchmark):
 def test_a_group_is_on_one_side_and_the_split_follows_the_seed(imported):
     options = BESIDE | {"group": "patient"}
     found, again, other = (imported(FRAME.to_csv, **options, seed=seed) for seed in (1, 1, 2))
-    assert set(found.train.groups).isdisjoint(found.test.groups)
-    assert len(found.test.ids) == pytest.approx(NUM / 5, abs=3)
-    assert found.test.ids == again.test.ids != other.test.ids
+    of_sides = [{PATIENTS[IDS.index(each)] for each in ids(found, role)} for role in found.parts]
+    assert of_sides[0].isdisjoint(of_sides[1])
+    assert len(ids(found, "test")) == pytest.approx(NUM / 5, abs=3)
+    assert ids(found, "test") == ids(again, "test") != ids(other, "test")
 
 
 def test_test_tables_are_put_into_the_order_of_the_training_table(imported, tmp_path):
     later = LABELLED.set_axis([f"new{i}" for i in range(NUM)]).iloc[:, ::-1].assign(extra=1.0)
     later.to_csv(tmp_path / "later.csv")
     found = imported(LABELLED.to_csv, test=tmp_path / "later.csv", label="kind")
-    assert (len(found.train.ids), len(found.test.ids)) == (NUM, NUM)
-    np.testing.assert_array_equal(found.test.values, VALUES)
+    for part in found.parts.values():
+        np.testing.assert_array_equal(part.values, VALUES)
 
 
 DOUBLED = FRAME.set_axis(["A", "A", *GENES[2:]], axis=1)
@@ -178,16 +205,16 @@ def test_values_are_changed_as_asked(imported, frame, options, expected):
     is_table = isinstance(frame, pd.DataFrame)
     write, name = (frame.to_csv, "table.csv") if is_table else (frame, "table.parquet")
     found = imported(write, name, benchmark="p1b1", **options)
-    order = [IDS.index(each) for each in found.train.ids]
-    np.testing.assert_allclose(found.train.values, expected[order], rtol=1e-6)
+    order = [IDS.index(each) for each in ids(found)]
+    np.testing.assert_allclose(found.parts["train"].values, expected[order], rtol=1e-6)
 
 
 def test_missing_values_are_filled_in_by_the_means_of_the_training_samples(imported):
     found = imported(GAPS.to_csv, benchmark="p1b1", missing="mean")
-    order = np.array([IDS.index(each) for each in found.train.ids])
+    order = [IDS.index(each) for each in ids(found)]
     gaps = GAPS.to_numpy()[order]
     expected = np.where(np.isnan(gaps), np.nanmean(gaps, axis=0), gaps)
-    np.testing.assert_allclose(found.train.values, expected, rtol=1e-6)
+    np.testing.assert_allclose(found.parts["train"].values, expected, rtol=1e-6)
 
 
 def cell(row, column, value):
@@ -270,14 +297,14 @@ def test_two_columns_that_name_the_samples_differently_are_not_chosen_between(im
     options = {"label": "kind", "labels": "mixed.tsv"}
     with pytest.raises(DataError, match=r"'sample', 'other' name .* pass --labels_id"):
         imported(FRAME.to_csv, **options)
-    assert imported(FRAME.to_csv, **options, labels_id="sample").train.ids
+    assert imported(FRAME.to_csv, **options, labels_id="sample").parts
 
 
 def test_tables_without_names_of_samples_have_a_test_table(imported, tmp_path):
     LABELLED.to_csv(tmp_path / "later.csv", index=False)
     write = partial(LABELLED.to_csv, index=False)
     found = imported(write, test=tmp_path / "later.csv", label="kind", log2=True)
-    assert len(found.train.ids) == len(found.test.ids) == NUM
+    assert [len(part.values) for part in found.parts.values()] == [NUM, NUM]
 
 
 LATE = "id,kind,a,b\n" + "".join(f"s{i},{i % 2},1,2\n" for i in range(300))
@@ -301,5 +328,5 @@ def test_a_broken_file_is_named_with_its_line(tmp_path, content, advice):
     path = tmp_path / ("broken.csv" + ".gz" * is_packed)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError, match=advice) as caught:
-        understand(target("nt3"), path, None, ImportOptions(label="kind", id_column="id"))
+        understand_samples(target("nt3"), path, None, ImportOptions(label="kind", id_column="id"))
     assert str(path) in str(caught.value)
