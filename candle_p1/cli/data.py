@@ -247,7 +247,7 @@ def import_command(
     if found.importable is None:
         raise ParameterError(f"nothing can be imported for {benchmark}")
     is_joined = bool(found.importable.features)
-    of_others = {"--features": features, "--column": columns}
+    of_others: dict[str, Any] = {"--features": features, "--column": columns}
     if is_joined:
         names = ("label", "labels", "labels_id", "id_column", "group")
         of_others = {f"--{name.removesuffix('_column')}": options[name] for name in names}

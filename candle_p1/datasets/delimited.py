@@ -12,7 +12,7 @@ import gzip
 import io
 import lzma
 import re
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -30,10 +30,10 @@ COMMENTS = ("#", "!", "^")
 """How lines above the header begin that describe a table, as in GEO's and GDC's files."""
 GCT, KNOWN_GCT = "#1.", "#1.2"
 """How a GCT file begins, whose second line has the numbers of its rows and columns."""
-MISSING = frozenset(
-    [*("", "NA", "na", "N/A", "n/a", "#N/A", "NaN", "nan", "null", "NULL", "None", "<NA>")]
-    + [*(".", "-", "--", "'--")]
-)
+MISSING = {
+    *("", "NA", "na", "N/A", "n/a", "#N/A", "NaN", "nan", "null", "NULL", "None", "<NA>"),
+    *(".", "-", "--", "'--"),
+}
 SAMPLE_FIELDS, MIN_SAMPLE, MAX_SAMPLE = 1_000_000, 20, 200
 """From so many fields, but at least and at most so many rows, it is seen which columns are text."""
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?(inf|Inf|INF)(inity)?")
@@ -43,6 +43,19 @@ QUOTED = re.compile(r'"[^"]*"')
 
 Row = tuple[int, list[str]]
 """The number of a row's first line in the file, and its fields."""
+
+IsText = Callable[[int, str], bool]
+
+
+class TextForm(NamedTuple):
+    """How many rows name the columns, which has the names to use, and the decimal mark.
+
+    None: as the cells say, and an error if they do not.
+    """
+
+    header_rows: int | None = None
+    name_row: int = 1
+    decimal: str | None = None
 
 
 class Content(NamedTuple):
@@ -61,37 +74,21 @@ class Content(NamedTuple):
     is_across: bool | None = None
 
 
-@dataclass(frozen=True)
-class ReadOptions:
-    """How to read a file.
-
-    Attributes:
-        header_rows: How many rows of text name the columns; None: one, and an error if there seem
-            to be more.
-        name_row: Which of them has the names to use, from 1.
-        decimal: The decimal mark; None: as the cells say, and an error if they do not.
-        text: Names of columns that are text even if they hold numbers.
-        names_first: Whether the first column is text even if it holds numbers.
-        is_text: Whether all columns are.
-    """
-
-    header_rows: int | None = None
-    name_row: int = 1
-    decimal: str | None = None
-    text: Collection[str] = ()
-    names_first: bool = False
-    is_text: bool = False
-
-
-def read_delimited(path: Path, options: ReadOptions) -> Content:
+def read_delimited(path: Path, form: TextForm, is_text: IsText) -> Content:
     """Returns the table in a text file, compressed or not.
+
+    Args:
+        path: The file.
+        form: What is known of it.
+        is_text: Called with the place and the name of a column: whether it is text even if it holds
+            numbers.
 
     Raises:
         DataError: The file is no such table, or can be read in several ways.
         OSError: It cannot be read; a decompressor may raise its own errors.
     """
     with closing(_lines(path)) as lines:
-        return _Delimited(path, lines, options).read()
+        return _Delimited(path, lines, form, is_text).read()
 
 
 def _open_zst(path: Path) -> IO[bytes]:
@@ -126,46 +123,45 @@ class _Delimited:
 
     path: Path
     lines: Iterator[str]
-    options: ReadOptions
+    form: TextForm
+    is_text: IsText
 
     def read(self) -> Content:
         """Returns the table; see `read_delimited`."""
-        options, rows = self.options, self._rows(self._first_lines())
-        first = list(
-            islice(rows, min(max(SAMPLE_FIELDS // self._num_separators, MIN_SAMPLE), MAX_SAMPLE))
-        )
-        num_headers = options.header_rows or self._num_headers([cells for _, cells in first])
-        if not 1 <= options.name_row <= num_headers:
-            raise self._error(f"there is no header row {options.name_row}, only {num_headers}")
+        (header_rows, name_row, decimal), rows = self.form, self._rows(self._first_lines())
+        size = SAMPLE_FIELDS // self._num_separators
+        first = list(islice(rows, min(max(size, MIN_SAMPLE), MAX_SAMPLE)))
+        num_headers = header_rows or self._num_headers([cells for _, cells in first])
+        if not 1 <= name_row <= num_headers:
+            raise self._error(f"there is no header row {name_row}, only {num_headers}")
         body = first[num_headers:]
         if not body:
             raise self._error("there are no rows below the header")
-        names = self._whole_header(first[options.name_row - 1][1], body)
-        self._mark = options.decimal or self._decimal([cells for _, cells in body])
-        known = {"", *options.text, *names[: options.names_first]}
-        is_text = [
-            options.is_text or name in known or self._is_text(column, name, body)
-            for column, name in enumerate(names)
-        ]
-        numbers = [column for column, is_other in enumerate(is_text) if not is_other]
-        text: dict[int, list[str]] = {i: [] for i, is_column in enumerate(is_text) if is_column}
+        names = self._whole_header(first[name_row - 1][1], body)
+        self._mark = decimal or self._decimal([cells for _, cells in body])
+        columns: tuple[list[int], list[int]] = [], []
+        for column, name in enumerate(names):
+            is_known = name == "" or self.is_text(column, name)
+            columns[is_known or self._holds_text(column, name, body)].append(column)
+        numbers, text = columns
         for name in repeated(names[column] for column in text)[:1]:
             raise self._error(f"several columns of text are called {name!r}")
-        values = []
+        values, cells = [], []
         for number, row in chain(body, rows):
             if len(row) != len(names):
                 problem = f"the row has {len(row):,} fields, but the header has {len(names):,}"
                 raise self._error(problem, number)
             values.append(self._numbers(number, row, numbers))
-            for column, cells in text.items():
-                cells.append("" if row[column] in MISSING else row[column])
+            cells.append(["" if row[column] in MISSING else row[column] for column in text])
         notes = [f"fields separated by {self._separator!r}"]
-        if num_headers > 1:
-            notes.append(f"names from row {options.name_row} of {num_headers} header rows")
+        notes += [f"names from row {name_row} of {num_headers} header rows"] * (num_headers > 1)
         notes += [f"decimal {self._mark!r}"] * (self._mark != ".")
-        frame = pd.DataFrame(np.stack(values), columns=[names[column] for column in numbers])
-        columns = {names[column]: cells for column, cells in text.items()}
-        return Content(frame, columns, notes, True if self._is_gct else None)
+        return Content(
+            pd.DataFrame(np.stack(values), columns=[names[column] for column in numbers]),
+            {names[column]: [row[i] for row in cells] for i, column in enumerate(text)},
+            notes,
+            True if self._is_gct else None,
+        )
 
     def _error(self, problem: str, line: int = 0, column: int | None = None) -> DataError:
         return DataError(problem, self.path, line or self._begin, column)
@@ -223,8 +219,6 @@ class _Delimited:
 
     def _num_headers(self, rows: Sequence[Sequence[str]]) -> int:
         """Returns 1; raises DataError if none or several rows seem to name the columns."""
-        if self.options.is_text:
-            return 1
         num = next((i for i, row in enumerate(rows) if i and any(map(_is_number, row[1:]))), 1)
         while num < len(rows) and not rows[num][0]:
             num += 1
@@ -268,7 +262,7 @@ class _Delimited:
             )
         return "," if commas else "."
 
-    def _is_text(self, column: int, name: str, body: Sequence[Row]) -> bool:
+    def _holds_text(self, column: int, name: str, body: Sequence[Row]) -> bool:
         """Returns whether a column holds text; raises DataError if it also holds numbers."""
         found = [(number, row[column]) for number, row in body if column < len(row)]
         cells = [(number, cell) for number, cell in found if cell not in MISSING]

@@ -10,7 +10,7 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from candle_p1.data.directory import IMPORT_NAME, Importable
 from candle_p1.data.table import CsvLayout
-from candle_p1.datasets.delimited import ReadOptions
+from candle_p1.datasets.delimited import TextForm
 from candle_p1.datasets.foreign import (
     SampleOptions,
     SampleTable,
@@ -68,7 +68,7 @@ class ImportTarget(NamedTuple):
 class Part(NamedTuple):
     """The content of a file: columns of text by name, and columns of numbers, float32."""
 
-    text: Mapping[str, Sequence[str]]
+    text: Mapping[str, Iterable[str]]
     values: pd.DataFrame
 
 
@@ -321,8 +321,9 @@ def _read_responses(
         DataError: A column is missing, has gaps, or does not seem to mean what it should.
     """
     key_names, quantities = target.layouts["response"].text_columns, target.importable.quantities
-    form = (options.header_rows, options.name_row, options.decimal)
-    content = read_content(table, ReadOptions(*form, text=[names[key] for key in key_names]))
+    form = TextForm(options.header_rows, options.name_row, options.decimal)
+    are_text = [names[key] for key in key_names]
+    content = read_content(table, form, lambda _, name: name in are_text)
     for name, there in names.items():
         found, what = (content.text, "text") if name in key_names else (content.numbers, "numbers")
         if there not in found:

@@ -138,7 +138,7 @@ def test_every_form_of_a_table_is_understood_alike(imported, name):
     labels = [label for part in found.parts.values() for label in part.text[""]]
     assert [classes[int(label)] for label in labels] == [KINDS[row] for row in order]
     assert [*parts.columns] == found.facts["features"] == GENES
-    assert found.facts["counts"] == dict.fromkeys(sorted(set(KINDS)), {"train": 24, "test": 6})
+    assert found.facts["counts"] == {kind: {"train": 24, "test": 6} for kind in KINDS}
 
 
 @pytest.mark.parametrize("benchmark", ["nt3", "p1b1", "p1b2"])
@@ -330,3 +330,102 @@ def test_a_broken_file_is_named_with_its_line(tmp_path, content, advice):
     with pytest.raises(DataError, match=advice) as caught:
         understand_samples(target("nt3"), path, None, ImportOptions(label="kind", id_column="id"))
     assert str(path) in str(caught.value)
+
+
+DRUGS = [str(700 + number) for number in range(10)]
+RESPONSES = pd.DataFrame(
+    [
+        (drug, f"NCI.{line}", dose, 40.0 - 10 * dose)
+        for drug in DRUGS
+        for line in range(8)
+        for dose in (-6.0, -4.5)
+    ],
+    columns=["NSC", "CELLNAME", "LOG_CONCENTRATION", "GROWTH"],
+)
+LINES = pd.DataFrame(VALUES[:8], [f"NCI:{line}" for line in range(8)], VERSIONED)
+DESCRIPTORS = pd.DataFrame(VALUES[:10, :5], DRUGS, list("abcde")).rename_axis("drug")
+
+
+@pytest.fixture
+def joined(tmp_path):
+    """Writes responses and tables of features, and imports them for P1B3."""
+
+    def joined(responses=RESPONSES, lines=LINES, drugs=DESCRIPTORS, columns=None, **options):
+        responses.to_csv(tmp_path / "responses.csv", index=False)
+        tables = {"expression": lines, "descriptors": drugs}
+        features = {
+            role: tmp_path / f"{role}.tsv" for role, table in tables.items() if table is not None
+        }
+        for role, path in features.items():
+            tables[role].to_csv(path, sep="\t")
+        return understand_responses(
+            target("p1b3"),
+            tmp_path / "responses.csv",
+            features,
+            columns or {},
+            ImportOptions(**options),
+        )
+
+    return joined
+
+
+@pytest.mark.parametrize("lines", [LINES, LINES.T, LINES.rename_axis("name").reset_index()])
+def test_responses_are_joined_with_features_whichever_way_these_lie(joined, tmp_path, lines):
+    own = RESPONSES.rename(columns={"GROWTH": "viability"})
+    found = joined(
+        own, lines if lines is not None else LINES, columns={"GROWTH": "viability"}, log2=True
+    )
+    paths = write_import(found, tmp_path / "own")
+    layouts = find_benchmark("p1b3").layouts
+    tables = {
+        role: read_table(path, Loading(), layouts[role])
+        for role, path in zip(found.parts, paths, strict=True)
+    }
+    response = tables["response"]
+    np.testing.assert_array_equal(response.values, RESPONSES[["LOG_CONCENTRATION", "GROWTH"]])
+    assert response.text["NSC"].values() == [*RESPONSES["NSC"]]
+    assert response.text["CELLNAME"].values() == [*RESPONSES["CELLNAME"].str.replace(".", ":")]
+    expression, descriptors = tables["expression"], tables["descriptors"]
+    assert (expression.columns, descriptors.columns) == (GENES, list("abcde"))
+    np.testing.assert_allclose(expression.values, np.log2(VALUES[:8] + 1), rtol=1e-6)
+    np.testing.assert_array_equal(descriptors.values, VALUES[:10, :5])
+    assert descriptors.text["NAME"].values() == DRUGS
+    assert {*tables["test_drugs"].text["NSC"].names} < {*DRUGS}
+    assert (len(tables["test_drugs"]), len(tables["test_cells"])) == (2, 2)
+    assert found.flags() == ["--cell_features", "expression", "--drug_features", "descriptors"]
+    params = ["--data_dir", str(tmp_path / "own"), *found.flags()]
+    assert find_benchmark("p1b3").read_parameters(params)["response_data"] == str(paths[0])
+
+
+def test_names_without_features_or_responses_are_told_and_not_reserved(joined):
+    lacking = DESCRIPTORS.iloc[2:].rename(index={"709": "800"})
+    found = joined(drugs=lacking, seed=1)
+    (note,) = [each for each in found.notes if "names in NSC" in each and "features" in each]
+    assert note.endswith(
+        "5 features of 7 of the 10 names in NSC; none of '700', '701', '709', in 48 responses; 1"
+        " other rows have no responses ('800')"
+    )
+    assert {*found.parts["test_drugs"].text["NSC"]} < {*DRUGS[2:9]}
+
+
+@pytest.mark.parametrize(
+    ("changed", "options", "advice"),
+    [
+        ({"GROWTH": RESPONSES["GROWTH"] / 100}, {}, r"GROWTH.* growth in percent .*convert"),
+        ({"LOG_CONCENTRATION": 0.5}, {}, r"log10 of the molar"),
+        (
+            {"GROWTH": RESPONSES["GROWTH"].mask(RESPONSES.index == 3)},
+            {},
+            r"1 of 160 .* row 4 .*--unlabelled drop",
+        ),
+        ({"GROWTH": "high"}, {}, r"no column 'GROWTH' of numbers.*--column GROWTH=COLUMN"),
+        ({}, {"columns": {"GROWTH": "viability"}}, r"no column 'viability'"),
+        ({}, {"columns": {"growth": "GROWTH"}}, r"--column growth: choose from NSC"),
+        ({"NSC": RESPONSES["NSC"] + "x"}, {}, r"no column has the names .* '700x'"),
+        ({}, {"drugs": DESCRIPTORS.iloc[:1]}, r"fewer than 2 names in NSC"),
+        ({}, {"drugs": DESCRIPTORS.iloc[[0, 1, 1]]}, r"several samples are called '701'"),
+    ],
+)
+def test_responses_that_would_be_taken_wrong_are_refused(joined, changed, options, advice):
+    with pytest.raises((DataError, ParameterError), match=advice):
+        joined(RESPONSES.assign(**changed), **options)
