@@ -439,7 +439,7 @@ class Benchmark(ABC):
 
     def _imported(self, params: ParameterSet) -> dict[str, Any] | None:
         """Returns the description of imported files; None if they are others."""
-        path = params[self.files["train"]] if self.importable and "train" in self.files else None
+        path = params[self.files["train"]] if "train" in self.files and self.importable else None
         facts = imported_facts(Path(path).parent) if path else None
         return facts if facts and facts["benchmark"] == self.name else None
 

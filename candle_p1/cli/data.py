@@ -189,8 +189,8 @@ def _pairs(context: click.Context, option: click.Parameter, given: Sequence[str]
 @click.option(
     "--missing",
     type=click.Choice(["error", "zero", "mean"]),
-    help="What to do with missing values (by default an error, except in P1B3's features); the mean"
-    " is that of the gene's training samples.",
+    help="What to do with missing values; by default an error, or left to P1B3. The mean is that of"
+    " the gene's training samples.",
 )
 @click.option(
     "--unlabelled",
@@ -258,6 +258,7 @@ def import_command(
     target = importing.ImportTarget(
         found.name, found.layouts, found.published.files, found.importable
     )
+    options["missing"] = options["missing"] or (None if is_joined else "error")
     chosen = importing.ImportOptions(**options)
     if is_joined:
         tables = {role: Path(path) for role, path in features.items()}

@@ -1,6 +1,6 @@
 """Reading the tables that people have, in many forms, as samples and features with names.
 
-`read_samples` is for all who take tables of others. What is not clear is refused with what to pass.
+`read_cohort` is for all who take tables of others. What is not clear is refused with what to pass.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import re
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from candle_p1.data.table import repeated
 from candle_p1.datasets.delimited import (
@@ -97,50 +99,52 @@ class SampleOptions:
 
 
 @dataclass(frozen=True)
-class SampleTable:
+class Cohort:
     """Samples, as they were understood.
 
     Attributes:
         path: The table that they come from.
-        values: float32, a row for each sample, a column for each feature, with unique names.
+        frame: float32, a row for each sample, a column for each feature, with unique names.
         about: The columns "label" and "group", of str, as far as they were asked for; same rows.
         notes: What was understood, as clauses for the user.
     """
 
     path: Path
-    values: pd.DataFrame
+    frame: pd.DataFrame
     about: pd.DataFrame
     notes: list[str] = field(default_factory=list)
 
-    def take(self, rows: pd.Series[bool]) -> SampleTable:
-        """Returns some of the samples, given by a boolean for each."""
-        return replace(self, values=self.values[rows], about=self.about[rows])
+    @cached_property
+    def values(self) -> NDArray[np.float32]:
+        """The features: shape (samples, features), C-contiguous."""
+        return np.ascontiguousarray(self.frame.to_numpy(np.float32))
 
-    def with_features(self, features: Sequence[str], source: Path) -> SampleTable:
-        """Returns the samples with the features that `source` has, in its order.
+    @property
+    def ids(self) -> list[str]:
+        """The names of the samples."""
+        return [*self.frame.index]
 
-        Raises:
-            DataError: Some are missing.
-        """
-        lacking = pd.Index(features).difference(self.values.columns, sort=False)
-        if len(lacking):
-            raise DataError(
-                f"it lacks {len(lacking):,} of the {len(features):,} features of {source}, such as"
-                f" {examples(lacking)}",
-                self.path,
-            )
-        if list(features) == list(self.values.columns):
-            return self
-        note = f"its features are put in the order of {source.name}"
-        return replace(self, values=self.values[list(features)], notes=[*self.notes, note])
+    @property
+    def features(self) -> list[str]:
+        """The names of the features."""
+        return [*self.frame.columns]
+
+    @property
+    def labels(self) -> list[str] | None:
+        """The name of each sample's class; None if none were asked for."""
+        return [*self.about["label"]] if "label" in self.about else None
+
+    def take(self, rows: pd.Series[bool]) -> Cohort:
+        """Returns some of the samples."""
+        return replace(self, frame=self.frame[rows], about=self.about[rows])
 
 
-def read_samples(
+def read_cohort(
     path: Path,
     options: SampleOptions,
     wanted: Sequence[str] = (),
     spelled: Callable[[str], str] = str,
-) -> SampleTable:
+) -> Cohort:
     """Returns the samples in a table.
 
     Args:
@@ -186,8 +190,8 @@ class _Reading:
     options: SampleOptions
     notes: list[str] = field(default_factory=list)
 
-    def read(self, wanted: Sequence[str], spelled: Callable[[str], str]) -> SampleTable:
-        """Returns the samples; see `read_samples`."""
+    def read(self, wanted: Sequence[str], spelled: Callable[[str], str]) -> Cohort:
+        """Returns the samples; see `read_cohort`."""
         options, notes = self.options, self.notes
         form = TextForm(options.header_rows, options.name_row, options.decimal)
         own = {} if options.labels else options.asked
@@ -224,7 +228,7 @@ class _Reading:
         about = pd.DataFrame(columns, values.index)
         if options.labels:
             about = _Reading(options.labels, options, notes).about(values.index)
-        return self.checked(self.labelled(SampleTable(self.path, values, about, notes)))
+        return self.checked(self.labelled(Cohort(self.path, values, about, notes)))
 
     def error(self, problem: str) -> DataError:
         return DataError(problem, self.path)
@@ -345,7 +349,7 @@ class _Reading:
         cells = {what: self.column(name) for what, name in options.asked.items()}
         return pd.DataFrame(cells, names)[~is_again].reindex(ids, fill_value="")
 
-    def labelled(self, samples: SampleTable) -> SampleTable:
+    def labelled(self, samples: Cohort) -> Cohort:
         """Returns the samples that have a label.
 
         Raises:
@@ -362,21 +366,21 @@ class _Reading:
                 raise self.error(f"{problem} --unlabelled drop")
             self.notes.append(f"{some} have no label and are left out")
             samples = samples.take(is_there)
-        of_classes = samples.values.groupby(samples.about["label"])
+        of_classes = samples.frame.groupby(samples.about["label"])
         low, high = of_classes.min(), of_classes.max()
         is_leak = (low == high).all() & (low != low.iloc[0]).any()
-        if is_leak.any() and len(samples.values) >= MIN_LEAK:
+        if is_leak.any() and len(samples.frame) >= MIN_LEAK:
             names = examples(is_leak.index[is_leak])
             raise self.error(f"{names} tells the class of every sample: --drop it")
         return samples
 
-    def checked(self, samples: SampleTable) -> SampleTable:
+    def checked(self, samples: Cohort) -> Cohort:
         """Returns the samples, in logarithms if asked for; raises DataError for bad values."""
-        values = samples.values
+        values = samples.frame
         self.refuse(values.abs() == np.inf, "are infinite")
         if self.options.log2:
             self.refuse(values < 0, "are negative, so that log2(x + 1) makes no sense")
-            samples = replace(samples, values=(values + 1).transform(np.log2))
+            samples = replace(samples, frame=(values + 1).transform(np.log2))
         if self.options.missing == "error":
             self.refuse(values.isna(), "are missing (--missing zero or mean fills them in)")
         return samples

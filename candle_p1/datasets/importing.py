@@ -24,11 +24,11 @@ from candle_p1.data.directory import IMPORT_NAME, Importable
 from candle_p1.data.table import CsvLayout
 from candle_p1.datasets.delimited import TextForm
 from candle_p1.datasets.foreign import (
+    Cohort,
     SampleOptions,
-    SampleTable,
     examples,
+    read_cohort,
     read_content,
-    read_samples,
 )
 from candle_p1.datasets.registry import Progress, locked, partial_path, storing
 from candle_p1.errors import DataError, ParameterError
@@ -45,13 +45,11 @@ class ImportOptions(SampleOptions):
 
     Attributes:
         missing: What to do with missing values: "error", "zero" or "mean" (of the training samples,
-            or of a table of features); None: leave them to the benchmark if it takes them, else
-            "error".
+            or of a table of features); None: leave them to the benchmark.
         test_fraction: The share of the samples to test on, where they have no table of their own.
         seed: Of the split.
     """
 
-    missing: str | None = None
     test_fraction: float = 0.2
     seed: int = 2019
 
@@ -119,17 +117,16 @@ def understand_samples(
         )
     if options.labels is not None and (options.label or options.group) is None:
         raise ParameterError("--labels needs --label COLUMN or --group COLUMN")
-    options = replace(options, missing=options.missing or "error")
-    train = _with_label(read_samples(table, options))
+    train = _with_label(read_cohort(table, options))
     notes = [*train.notes]
     if test_table is None:
         train, test = _split(train, options)
     else:
-        test = _beside(_with_label(read_samples(test_table, options)), train)
+        test = _beside(_with_label(read_cohort(test_table, options)), train)
         notes += [f"{test_table.name}: {note}" for note in test.notes]
-    fill = partial(_filled, how=options.missing, means=train.values.mean(), path=table)
-    values = {"train": fill(train.values), "test": fill(test.values)}
-    num_filled = sum(int(side.values.isna().to_numpy().sum()) for side in (train, test))
+    fill = partial(_filled, how=options.missing, means=train.frame.mean(), path=table)
+    values = {"train": fill(train.frame), "test": fill(test.frame)}
+    num_filled = sum(int(side.frame.isna().to_numpy().sum()) for side in (train, test))
     notes += [f"{num_filled:,} missing values are filled in by {options.missing}"] * (
         num_filled > 0
     )
@@ -144,10 +141,10 @@ def understand_samples(
         each: {role: int((of_role == each).sum()) for role, of_role in labels.items()}
         for each in classes
     }
-    features, (first, *_) = [*train.values.columns], train.values.index
+    features, (first, *_) = [*train.frame.columns], train.frame.index
     shown = ", ".join(f"{value:g}" for value in values["train"].iloc[0, :4])
     notes.append(
-        f"{len(train.values):,} samples to train on and {len(test.values):,} to test on,"
+        f"{len(train.frame):,} samples to train on and {len(test.frame):,} to test on,"
         f" {len(features):,} features ({', '.join(features[:3])}, …); {first} begins with {shown}"
     )
     for name, of_class in counts.items():
@@ -176,7 +173,7 @@ def understand_samples(
     return Imported(target, parts, facts, sources, options, notes)
 
 
-def _with_label(samples: SampleTable) -> SampleTable:
+def _with_label(samples: Cohort) -> Cohort:
     if "label" in samples.about:
         return samples
     return replace(samples, about=samples.about.assign(label=UNKNOWN))
@@ -202,21 +199,27 @@ def _filled(
     return values
 
 
-def _beside(test: SampleTable, train: SampleTable) -> SampleTable:
+def _beside(test: Cohort, train: Cohort) -> Cohort:
     """Returns test samples with the features of the training samples, in their order.
 
     Raises:
         DataError: Some are missing, or a sample or group is on both sides.
     """
-    units = [(side.values.index, side.about.get("group", ())) for side in (test, train)]
+    units = [(side.frame.index, side.about.get("group", ())) for side in (test, train)]
     for here, there in zip(*units, strict=True):
         if both := sorted(set(here).intersection(there)):
             problem = f"{examples(both)} are in {train.path}, too: test on others"
             raise DataError(problem, test.path)
-    return test.with_features([*train.values.columns], train.path)
+    lacking = train.frame.columns.difference(test.frame.columns, sort=False)
+    if len(lacking):
+        problem = f"it lacks {len(lacking):,} of the {train.frame.shape[1]:,} features of"
+        raise DataError(f"{problem} {train.path}, such as {examples(lacking)}", test.path)
+    if test.features != train.features:
+        test.notes.append(f"its features are put in the order of {train.path.name}")
+    return replace(test, frame=test.frame[train.frame.columns])
 
 
-def _split(samples: SampleTable, options: ImportOptions) -> tuple[SampleTable, SampleTable]:
+def _split(samples: Cohort, options: ImportOptions) -> tuple[Cohort, Cohort]:
     """Returns training and test samples: classes in equal shares, no group on both sides.
 
     Raises:
@@ -286,9 +289,9 @@ def understand_responses(
         key = importable.features[role]
         reading = replace(options, log2=options.log2 and key in importable.levels)
         wanted = [*dict.fromkeys(keys[key])]
-        found = read_samples(path, reading, wanted, _spelling(key, importable))
-        here = found.values.index
-        content = _filled(found.values, options.missing, found.values.mean(), path)
+        found = read_cohort(path, reading, wanted, _spelling(key, importable))
+        here = found.frame.index
+        content = _filled(found.frame, options.missing, found.frame.mean(), path)
         parts[role] = Part({target.layouts[role].text_columns[0]: here}, content)
         usable[key] &= {*here}
         lacking, idle = [*pd.Index(wanted).difference(here)], [*here.difference(wanted)]

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from candle_p1.data.blocks import read_blocks, read_head
 from candle_p1.data.inputs import Inputs
 from candle_p1.data.table import CsvLayout, Table
-from candle_p1.datasets.importing import ImportOptions, read_cohort
+from candle_p1.datasets.foreign import read_cohort
+from candle_p1.datasets.importing import ImportOptions
 from candle_p1.errors import DataError
 from candle_p1.inference.trained import TrainedRun
 

@@ -353,9 +353,7 @@ def joined(tmp_path):
     def joined(responses=RESPONSES, lines=LINES, drugs=DESCRIPTORS, columns=None, **options):
         responses.to_csv(tmp_path / "responses.csv", index=False)
         tables = {"expression": lines, "descriptors": drugs}
-        features = {
-            role: tmp_path / f"{role}.tsv" for role, table in tables.items() if table is not None
-        }
+        features = {role: tmp_path / f"{role}.tsv" for role in tables}
         for role, path in features.items():
             tables[role].to_csv(path, sep="\t")
         return understand_responses(
@@ -363,7 +361,7 @@ def joined(tmp_path):
             tmp_path / "responses.csv",
             features,
             columns or {},
-            ImportOptions(**options),
+            ImportOptions(**{"missing": None} | options),
         )
 
     return joined
