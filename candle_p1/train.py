@@ -137,7 +137,8 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
         def prepare() -> tuple[DataSet, bool, ScalingPlan, Any]:
             synthetic = "synthetic data " if files.synthetic else ""
             run.screen.say(f"loading {synthetic}with the loader {params['loader']}")
-            with phases("load"):
+            with phases("load"), run.screen.making_data("reading") as progress:
+                reader.loading = replace(reader.loading, progress=progress)
                 raw = benchmark.load_data(reader, params)
             with phases("digest"):
                 reader.digest()

@@ -74,7 +74,8 @@ class TableBuilder:
         self._names: list[dict[bytes, int]] = [{} for _ in range(num_text)]
         self._mine: list[_ParsedRows] = []  # what this rank has parsed
         self._scratch: list[NDArray[np.float32]] = []  # memory of places that are not used any more
-        num_rows = source.num_bytes // head.num_columns + 2  # one without a newline, one cut off
+        # One may have no newline, and one may be cut off.
+        num_rows = source.most_text_bytes // head.num_columns + 2
 
         def allocate() -> tuple[NodeArray, NodeArray]:
             shape = num_rows, head.num_columns - num_text

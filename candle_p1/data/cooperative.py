@@ -19,15 +19,18 @@ parses. Threads that parse need not wait for each other between blocks, and rank
 blocks apart. No rank holds more of the file than three blocks and two lines. If there are several
 nodes, they gather each other's rows at the end, in place.
 
-A rank that fails says so in step 2 of its next block, and the ranks after it no longer read.
+A rank that fails says so in step 2 of its next block, as that with the last block does, and the
+ranks after it take no further block. How many blocks there are need not be known for that: the text
+of a compressed file is decompressed on each node, ahead of its ranks (candle_p1.data.stream).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +42,8 @@ from candle_p1.data.builder import Names, Place, TableBuilder
 from candle_p1.data.loading import Loading
 from candle_p1.data.read_ahead import Block, ReadAhead, agree_on_zero
 from candle_p1.data.shared import try_directories
-from candle_p1.data.source import is_blank, wrong_width
+from candle_p1.data.source import Source, is_blank, wrong_width
+from candle_p1.data.stream import Blocks, TextStream
 from candle_p1.data.table import CsvLayout, Table
 from candle_p1.distributed.comm import Communicator, agree, on_first_rank
 from candle_p1.distributed.shared_file import NoRoomError, agree_on_room
@@ -73,16 +77,22 @@ def read_together(path: Path, layout: CsvLayout, loading: Loading | None = None)
         if block_bytes is None:
             fair = -(-source.num_bytes // (comm.size * num_threads))
             block_bytes = num_threads * min(BLOCK_BYTES, max(SMALLEST_BLOCK_BYTES, fair))
-        starts = range(head.first_byte, source.num_bytes, block_bytes)
-        blocks = [(start, min(start + block_bytes, source.num_bytes)) for start in starts]
         ring = _Ring.of(comm)
+        starts = head.first_byte + ring.position * block_bytes, comm.size * block_bytes
         agree_on_zero(comm)
 
         def load(directory: Path) -> Table:
-            with ReadAhead(source, blocks[ring.position :: comm.size], num_threads) as ahead:
+            with ExitStack() as stack:
+                text: Source | TextStream = source
+                if source.compression:
+                    blocks = Blocks(head.first_byte, block_bytes, ring.position - comm.local_rank)
+                    stream = TextStream(source, comm, blocks, loading.notify, loading.progress)
+                    text = stack.enter_context(stream)
+                ahead = ReadAhead(text, count(*starts), block_bytes, num_threads)
+                stack.enter_context(ahead)
                 table = TableBuilder(source, layout, head, comm, directory)
                 try:
-                    return _Load(comm, ring, threads, ahead, table).run(blocks)
+                    return _Load(comm, ring, threads, ahead, table).run()
                 except DataError:  # of all ranks, none of which writes any more
                     table.give_back()
                     raise
@@ -158,7 +168,8 @@ class _Before(NamedTuple):
     num_rows: int = 0  # that end there
     num_bytes: int = 0  # of the line that continues in the block
     is_blank: bool = True  # whether these bytes are only spaces and tabs, if any
-    failed: bool = False  # whether there was an error, so that the rest of the file is not needed
+    # How many ranks take no further block, because this was the last one, or after an error.
+    num_ended: int = 0
 
 
 class _Lines(NamedTuple):
@@ -213,15 +224,11 @@ class _Load:
         self._parsing: _Parsing | None = None  # the last block of this rank, if it has lines
         self._free_lines: list[Any] = []  # memory for first lines, as malloc would map it anew
 
-    def run(self, blocks: Sequence[tuple[int, int]]) -> Table:
-        """Returns the table; collective.
-
-        Args:
-            blocks: The first byte of each block of the file, and the one after its last.
-        """
-        comm = self._comm
-        for number in range(self._ring.position, len(blocks), comm.size):
-            self._take_block(blocks[number][1], is_first=number == 0)
+    def run(self) -> Table:
+        """Returns the table; collective."""
+        comm, is_first = self._comm, self._ring.position == 0
+        while self._take_block(is_first=is_first):
+            is_first = False
         self._finish_block()
         with region("communicate"):
             agree(comm, self._check)
@@ -232,44 +239,52 @@ class _Load:
                 raise on_first_rank(comm, lambda: self._describe(min(found)))
             self._table.sort_names()
             if comm.num_nodes > 1:
-                for bounds_of_nodes in self._bounds_of_rounds(len(blocks)):
+                for bounds_of_nodes in self._bounds_of_rounds():
                     self._table.share(bounds_of_nodes)
             num_rows = int(comm.allreduce_sum(np.array([sum(self._counts)], np.int64))[0])
             if num_rows == 0:
                 raise DataError("the file has no rows", self._source.path)
             return self._table.finish(num_rows)
 
-    def _take_block(self, stop: int, *, is_first: bool) -> None:
-        """Reads the next block, which ends before `stop`, and has it parsed.
+    def _take_block(self, *, is_first: bool) -> bool:
+        """Reads the next block, if there is one, and has it parsed; returns whether to go on.
 
-        After an error on this rank or before its block, this rank only passes that on, because the
-        rank with the next block waits for a message.
+        After an error, and after the last block, every other rank is told, in the order of blocks,
+        because it waits for a message.
         """
         block, lines = None, None
         if not self._failed:
             with region("read"):
                 block = self._ahead.take()
-            if block.error is None:
+            if block is not None and block.error is None:
                 lines = self._count(block)
-            else:
+            elif block is not None:
                 self._error, self._failed = block.error, True
         before = _Before()
         if not is_first:
             with region("wait"):
                 before = self._comm.receive(self._ring.before)
-        if self._failed or before.failed or block is None or lines is None:
-            self._failed = True
+        if self._failed or before.num_ended or block is None or lines is None:
             self._ahead.stop()
             self._receive_line(before, EMPTY)
-            self._tell(_Before(failed=True), EMPTY, stop)
-        else:
-            self._use_block(block, lines, before)
+            self._end(before.num_ended)
+            return False
+        self._use_block(block, lines, before)
+        if block.is_last:
+            self._end(0)
+        return not block.is_last
+
+    def _end(self, num_ended: int) -> None:
+        """Tells the next rank, unless it knows, that it takes no further block."""
+        if num_ended + 1 < self._comm.size:
+            with region("wait"):
+                self._comm.send(_Before(num_ended=num_ended + 1), self._ring.after)
 
     def _count(self, block: Block) -> _Lines:
         buffer, size = block.buffer, block.stop - block.start
         end = buffer.rfind(b"\n", 0, size) + 1
-        if block.stop == self._source.num_bytes:
-            end = size  # the file's last line may have no newline
+        if block.is_last:
+            end = size  # the last line may have no newline
         body = buffer.find(b"\n", 0, end) + 1 or end
         text, view = np.frombuffer(buffer, np.uint8), memoryview(buffer)
         with region("parse"):
@@ -285,13 +300,13 @@ class _Load:
             rest = self._receive_line(before, lines.rest)
             self._ahead.give_back(block)
             self._counts.append(0)
-            self._tell(self._before_next(before.num_rows, rest), rest, block.stop)
+            self._tell(self._before_next(before.num_rows, rest), rest, block)
             return
         has_first = not (before.is_blank and is_blank(lines.first, self._layout.separator))
         row = before.num_rows + has_first
         rows = [row, *(row + int(count) for count in np.cumsum(lines.counts))]
         self._counts.append(rows[-1] - before.num_rows)
-        is_sent = self._tell(self._before_next(rows[-1], lines.rest), lines.rest, block.stop)
+        is_sent = self._tell(self._before_next(rows[-1], lines.rest), lines.rest, block)
         place = self._table.place(before.num_rows, rows[-1])
         parts = [
             self._parse(lines.text, bounds, slice(*bounds_of_rows), place, block.start)
@@ -358,13 +373,13 @@ class _Load:
     def _before_next(self, num_rows: int, rest: memoryview) -> _Before:
         return _Before(num_rows, len(rest), is_blank(rest, self._layout.separator))
 
-    def _tell(self, before: _Before, rest: memoryview, stop: int) -> Callable[[], None]:
+    def _tell(self, before: _Before, rest: memoryview, block: Block) -> Callable[[], None]:
         """Sends the rank with the next block, if any, what it must know, and the broken line.
 
         Returns what waits until this line may change.
         """
         after = self._ring.after
-        if stop < self._source.num_bytes:
+        if not block.is_last:
             with region("wait"):
                 self._comm.send(before, after)
                 if rest:
@@ -425,14 +440,14 @@ class _Load:
         kind = "text" if self._table.is_text[problem.column] else "a finite float32 number"
         return at_field(f"{what} {shown!r} is not {kind}")
 
-    def _bounds_of_rounds(self, num_blocks: int) -> list[list[tuple[int, int]]]:
+    def _bounds_of_rounds(self) -> list[list[tuple[int, int]]]:
         """Returns, for each round and node, its first row and the one after its last; collective.
 
         All ranks of this node have written their rows when it returns. Only the ranks with
         local_rank 0 get the rows of other nodes, and only these ranks need them.
         """
-        comm = self._comm
-        num_rounds, num_nodes = -(-num_blocks // comm.size), comm.num_nodes
+        comm, num_nodes = self._comm, self._comm.num_nodes
+        num_rounds = int(comm.allreduce_max(np.array([len(self._counts)], np.int64))[0])
         mine = np.zeros(num_rounds, np.int64)
         mine[: len(self._counts)] = self._counts
         counts = np.zeros((num_nodes, num_rounds), np.int64)

@@ -28,6 +28,7 @@ HUGE_BYTES = 2 << 20
 """The size of a huge page. Others, which some processors have, are too large for small tables."""
 SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
 MAP_FIXED, MADV_COLLAPSE = 0x10, 25  # which Python's mmap does not have
+MAP_NORESERVE = 0x4000  # which that of Python 3.10 does not have
 NUM_TRIES = 3
 SLOW_S = 1e-3
 """About what the same memory costs in small pages, and ten times what filling it with 0 takes."""
@@ -141,8 +142,7 @@ class HugeMemory:
     """
 
     def __init__(self, num_bytes: int) -> None:
-        # Python 3.10 has no MAP_NORESERVE.
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
         self.memory = mmap.mmap(-1, num_bytes, flags=flags)
         self._bytes = np.frombuffer(self.memory, np.uint8)
         self._is_huge = True

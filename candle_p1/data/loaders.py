@@ -48,6 +48,10 @@ BOOLEANS = b"TtFf"
 """The first letters of what pandas, if told that a column has numbers, takes for 1 and 0."""
 
 
+Packed = str | None
+"""The name of a compression, which all libraries know, or None."""
+
+
 class Part(NamedTuple):
     """Some rows: float32 numbers, shape (rows, columns of numbers); text, by column."""
 
@@ -71,7 +75,7 @@ def read_by_frame(path: Path, method: str, layout: CsvLayout) -> Table:
 
 def _read(source: Source, method: str, layout: CsvLayout) -> Table:
     path = source.path
-    head = source.read_head(layout)
+    head, packed = source.read_head(layout), source.compression and source.compression.name
     try:
         with region("read"):
             plain = source.is_plain(head, layout, BOOLEANS if method == "dask" else b"")
@@ -80,7 +84,7 @@ def _read(source: Source, method: str, layout: CsvLayout) -> Table:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about mixed types in a column: an error below
                 warnings.filterwarnings("error", "Length of header")  # a row is longer
-                parts = list(FRAME_READERS[method](path, layout, head))
+                parts = list(FRAME_READERS[method](path, layout, head, packed))
             table = _join(parts, head, layout)
     except ImportError as error:
         raise SetupError(
@@ -104,49 +108,54 @@ def _read(source: Source, method: str, layout: CsvLayout) -> Table:
     return table
 
 
-def _original(path: Path, layout: CsvLayout, head: Head) -> Iterator[Part]:
+def _original(path: Path, layout: CsvLayout, head: Head, packed: Packed) -> Iterator[Part]:
     import pandas as pd
 
-    yield _part(pd.read_csv(path, **_pandas_options(layout)), layout)
+    yield _part(pd.read_csv(path, **_pandas_options(layout, packed)), layout)
 
 
-def _chunked(path: Path, layout: CsvLayout, head: Head) -> Iterator[Part]:
+def _chunked(path: Path, layout: CsvLayout, head: Head, packed: Packed) -> Iterator[Part]:
     import pandas as pd
 
-    options = _pandas_options(layout)
+    options = _pandas_options(layout, packed)
     chunks = pd.read_csv(path, chunksize=PAPER_CHUNK_ROWS, low_memory=False, **options)
     yield _part(pd.concat(list(chunks), axis=0), layout)
 
 
-def _chunked_rows(path: Path, layout: CsvLayout, head: Head) -> Iterator[Part]:
+def _chunked_rows(path: Path, layout: CsvLayout, head: Head, packed: Packed) -> Iterator[Part]:
     import pandas as pd
 
     rows = max(CHUNK_ROWS, CHUNK_VALUES // head.num_columns)
-    with pd.read_csv(path, chunksize=rows, low_memory=False, **_pandas_options(layout)) as chunks:
+    with pd.read_csv(
+        path, chunksize=rows, low_memory=False, **_pandas_options(layout, packed)
+    ) as chunks:
         for chunk in chunks:
             yield _part(chunk, layout)
 
 
-def _dask(path: Path, layout: CsvLayout, head: Head) -> Iterator[Part]:
+def _dask(path: Path, layout: CsvLayout, head: Head, packed: Packed) -> Iterator[Part]:
     import dask.dataframe
 
-    options = _pandas_options(layout)
+    options = _pandas_options(layout, packed)
     # dask would infer types from a sample, in which a column may have only 0, and 0.5 only later.
     # With the types given, pandas reads True as 1.
     names: Sequence[str | int] = head.names or range(head.num_columns)
     types = {name: str if name in layout.text_columns else np.float64 for name in names}
-    lazy = dask.dataframe.read_csv(path, **options | {"dtype": types}, sample=SAMPLE_BYTES)
+    options |= {"dtype": types, "sample": SAMPLE_BYTES}
+    if packed:
+        options["blocksize"] = None  # a single one
+    lazy = dask.dataframe.read_csv(path, **options)
     yield _part(lazy.compute(), layout)
 
 
-def _arrow(path: Path, layout: CsvLayout, head: Head) -> Iterator[Part]:
+def _arrow(path: Path, layout: CsvLayout, head: Head, packed: Packed) -> Iterator[Part]:
     import pyarrow
     from pyarrow import csv
 
     names = head.names or [f"f{i}" for i in range(head.num_columns)]
     types = {n: pyarrow.string() if n in layout.text_columns else pyarrow.float64() for n in names}
     table = csv.read_csv(
-        path,
+        pyarrow.input_stream(path, packed),
         csv.ReadOptions(
             autogenerate_column_names=not layout.header,
             block_size=BLOCK_BYTES,
@@ -164,7 +173,7 @@ def _arrow(path: Path, layout: CsvLayout, head: Head) -> Iterator[Part]:
     yield Part(numbers, {name: table.column(name).to_pylist() for name in layout.text_columns})
 
 
-def _polars(path: Path, layout: CsvLayout, head: Head) -> Iterator[Part]:
+def _polars(path: Path, layout: CsvLayout, head: Head, packed: Packed) -> Iterator[Part]:
     import polars
 
     names = head.names or [f"column_{i + 1}" for i in range(head.num_columns)]
@@ -184,7 +193,7 @@ def _polars(path: Path, layout: CsvLayout, head: Head) -> Iterator[Part]:
     yield Part(numbers, text)
 
 
-FRAME_READERS: dict[str, Callable[[Path, CsvLayout, Head], Iterator[Part]]] = {
+FRAME_READERS: dict[str, Callable[[Path, CsvLayout, Head, Packed], Iterator[Part]]] = {
     "original": _original,
     "chunked": _chunked,
     "chunked_rows": _chunked_rows,
@@ -194,10 +203,10 @@ FRAME_READERS: dict[str, Callable[[Path, CsvLayout, Head], Iterator[Part]]] = {
 }
 
 
-def _pandas_options(layout: CsvLayout) -> dict[str, Any]:
+def _pandas_options(layout: CsvLayout, packed: Packed) -> dict[str, Any]:
     options: dict[str, Any] = {
         "header": 0 if layout.header else None,
-        "compression": None,
+        "compression": packed,
         "index_col": False,  # otherwise, if rows are longer than the header, their names
     }
     if layout.separator != ",":

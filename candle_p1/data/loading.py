@@ -50,6 +50,8 @@ class Loading:
         cache: Where `cached` keeps its files.
         notify: Called with messages for the user: on one rank of each node if its shared memory is
             too small, and on rank 0 if a cache is rebuilt or removed.
+        progress: Called on rank 0 while a compressed file is read, with its name, how many of its
+            bytes have been read, and its size.
         block_bytes: How much a rank reads at a time, with `parallel`; None: it depends on the file.
         open_source: What opens a file for `parallel`; another one is used for measurements.
         warnings: What the user should know about how the ranks share the tables.
@@ -60,6 +62,7 @@ class Loading:
     num_threads: int = 1
     cache: CacheSettings = field(default_factory=CacheSettings)
     notify: Callable[[str], None] | None = None
+    progress: Callable[[str, int, int], None] | None = None
     block_bytes: int | None = None
     open_source: OpenSource = open_together
     warnings: tuple[str, ...] = ()

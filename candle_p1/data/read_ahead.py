@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from candle_p1.data.source import Source, unreadable
+from candle_p1.data.stream import TextStream
 from candle_p1.distributed.comm import Communicator
 from candle_p1.errors import DataError
 from candle_p1.instrument import reading
@@ -19,17 +20,19 @@ NUM_BUFFERS = 3
 
 
 class Block(NamedTuple):
-    """A range of a file's bytes.
+    """A range of a text's bytes.
 
     Attributes:
         start: The position of its first byte.
         stop: The position after its last byte.
+        is_last: Whether the text ends there.
         buffer: The bytes, from index 0 on; what follows them is undefined.
         error: Why they could not be read; the buffer is then undefined.
     """
 
     start: int
     stop: int
+    is_last: bool
     buffer: bytearray
     error: DataError | None = None
 
@@ -46,62 +49,81 @@ class ReadAhead:
     are in memory at most: further ones are read into the memory of those that are given back.
 
     Args:
-        source: The file.
-        bounds: The first byte of each block, and the one after its last.
-        num_threads: How many threads read a block together.
+        text: The file, or the text in it if it is compressed.
+        starts: The first byte of each block; those at the text's end or after it are not read.
+        block_bytes: The length of a block.
+        num_threads: How many threads read a block of a file together.
     """
 
-    def __init__(self, source: Source, bounds: Sequence[tuple[int, int]], num_threads: int) -> None:
-        self._source, self._num_threads = source, num_threads
-        self._left = deque(bounds)
-        size = max((stop - start for start, stop in bounds), default=0)
-        self._free = [bytearray(size) for _ in bounds[:NUM_BUFFERS]]
+    def __init__(
+        self, text: Source | TextStream, starts: Iterator[int], block_bytes: int, num_threads: int
+    ) -> None:
+        self._text, self._starts, self._block_bytes = text, starts, block_bytes
+        is_stream = isinstance(text, TextStream)  # which notes by itself what it reads
+        self._num_threads = 1 if is_stream else num_threads
+        self._log = reading.ReadLog() if is_stream else reading.current()
+        self._free: list[bytearray] = []
+        self._stopped = False
         self._pending: deque[_Pending] = deque()
-        self._pool = ThreadPoolExecutor(num_threads, "read")
-        self._log = reading.current()
+        self._pool = ThreadPoolExecutor(self._num_threads, "read")
 
     def __enter__(self) -> ReadAhead:
-        while self._free and self._left:
+        for _ in range(NUM_BUFFERS):
             self._begin()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.stop()
         self._pool.shutdown(cancel_futures=True)
 
-    def take(self) -> Block:
-        """Waits for the next block and returns it; one of those taken must have been given back."""
+    def take(self) -> Block | None:
+        """Waits for the next block and returns it; None if there is none.
+
+        One of those taken must have been given back.
+        """
+        if not self._pending:
+            return None
         block, reads = self._pending.popleft()
         try:
             for read in reads:
                 read.result()
         except OSError as error:
-            block = block._replace(error=unreadable(self._source.path, error))
+            return block._replace(error=unreadable(self._text.path, error))
         except DataError as error:
-            block = block._replace(error=error)
-        return block
+            return block._replace(error=error)
+        end = self._text.end
+        if end is None:
+            return block
+        if end <= block.start:
+            return None
+        return block._replace(stop=min(end, block.stop), is_last=end <= block.stop)
 
     def give_back(self, block: Block) -> None:
         """Begins to read another block into the memory of one, which must not be used any more."""
         self._free.append(block.buffer)
-        if self._left:
-            self._begin()
+        self._begin()
 
     def stop(self) -> None:
         """Begins no further reads: no further block will be taken."""
-        self._left.clear()
+        self._stopped = True
+        self._text.stop()
         for pending in self._pending:
             for read in pending.reads:
                 read.cancel()
 
     def _begin(self) -> None:
-        start, stop = self._left.popleft()
-        block = Block(start, stop, self._free.pop())
-        view = memoryview(block.buffer)
+        start, end = next(self._starts), self._text.end
+        if self._stopped or (end is not None and start >= end):
+            return
+        stop = start + self._block_bytes if end is None else min(start + self._block_bytes, end)
+        # The only block that is shorter than others is the last one.
+        buffer = self._free.pop() if self._free else bytearray(stop - start)
+        block, view, num_bytes = Block(start, stop, False, buffer), memoryview(buffer), stop - start
 
         def read(thread: int) -> None:
-            first, last = share_bounds(stop - start, thread, self._num_threads)
+            first, last = share_bounds(num_bytes, thread, self._num_threads)
             with self._log.noted(last - first):
-                self._source.read(view[first:last], start + first)
+                self._text.read(view[first:last], start + first)
 
         self._pending.append(
             _Pending(block, [self._pool.submit(read, i) for i in range(self._num_threads)])

@@ -6,6 +6,7 @@ What is not the table that is expected is refused with its remedy.
 from __future__ import annotations
 
 import csv
+import io
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -13,13 +14,22 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import xxhash
 
+from candle_p1.data.compression import (
+    COMPRESSIONS,
+    MOST_BYTES,
+    SIGNATURE_BYTES,
+    Compression,
+    Decompressed,
+    compression_of,
+)
 from candle_p1.data.table import CsvLayout, repeated
 from candle_p1.distributed.comm import Communicator, agree
 from candle_p1.errors import DataError
+from candle_p1.instrument.reading import ReadLog
 from candle_p1.text import count
 
 BLOCK_BYTES = 1 << 20
@@ -47,6 +57,8 @@ class Head(NamedTuple):
         num_columns: The number of fields that each row must have.
         first_byte: Where the rows begin.
         num_blank: The number of blank lines before the first line.
+
+    Positions are those in the text, which in a compressed file are not those of the file's bytes.
     """
 
     names: list[str]
@@ -64,12 +76,42 @@ class Source:
         file: Its descriptor.
         num_bytes: Its size when it was opened.
         state: Its `file_state` then.
+        compression: How its text is compressed; None if it is not.
     """
 
     path: Path
     file: int
     num_bytes: int
     state: tuple[int, int, int]
+    compression: Compression | None = None
+
+    @property
+    def end(self) -> int:
+        """Where the bytes that `read` returns end."""
+        return self.num_bytes
+
+    @property
+    def most_text_bytes(self) -> int:
+        """The length of its text, or what it cannot exceed if it is compressed."""
+        ratio = self.compression.most_ratio if self.compression else 1
+        return min(self.num_bytes * ratio, max(self.num_bytes, MOST_BYTES))
+
+    @contextmanager
+    def text(self, start: int = 0, log: ReadLog | None = None) -> Iterator[io.BufferedReader[Any]]:
+        """Opens its text, from a position on; a log is told what is read of a compressed file.
+
+        Reading it raises DataError if the file is damaged, or OSError if it cannot be read.
+        """
+        if self.compression is None:
+            with open(self.file, "rb", closefd=False) as content:
+                content.seek(start)
+                yield content
+            return
+        file = io.BufferedReader(_Bytes(self, log or ReadLog()), BLOCK_BYTES)
+        with io.BufferedReader(Decompressed(file, self.compression, self.path)) as content:
+            while start > 0 and (skipped := content.read(min(start, BLOCK_BYTES))):
+                start -= len(skipped)
+            yield content
 
     def digest(self, *, whole: bool) -> str:
         """Returns the digest of all its bytes or of samples; raises DataError if unreadable."""
@@ -92,9 +134,7 @@ class Source:
         """
         path = self.path
         try:
-            problem = wrong_format(os.pread(self.file, LONGEST_SIGNATURE, 0), layout)
-            if problem:
-                raise DataError(problem, path)
+            self._check_format(layout)
             start, number, line = self._first_line(layout.separator)
         except OSError as error:
             raise unreadable(path, error) from error
@@ -120,13 +160,25 @@ class Source:
             raise wrong_width(len(fields), layout.num_columns, path, number)
         return Head(fields, len(fields), start + len(line) + 1, number - 1)
 
-    def _first_line(self, separator: str) -> tuple[int, int, bytes]:
-        """Returns where the first line that is not blank begins, its number, and its bytes."""
+    def _check_format(self, layout: CsvLayout) -> None:
         if not self.num_bytes:
             raise DataError("the file is empty", self.path)
+        for each in COMPRESSIONS:
+            if self.path.suffix.lower() == each.suffix and self.compression is not each:
+                raise DataError(
+                    f"the file is not compressed by {each.name}, but its name ends with"
+                    f" {each.suffix}: rename it, or fetch it again",
+                    self.path,
+                )
+        with self.text() as content:
+            problem = wrong_format(content.read(LONGEST_SIGNATURE), layout)
+        if problem:
+            raise DataError(problem, self.path)
+
+    def _first_line(self, separator: str) -> tuple[int, int, bytes]:
+        """Returns where the first line that is not blank begins, its number, and its bytes."""
         start = 0
-        with open(self.file, "rb", closefd=False) as content:
-            content.seek(0)
+        with self.text() as content:
             for number, line in enumerate(content, start=1):
                 mark = BYTE_ORDER_MARK if start == 0 and line.startswith(BYTE_ORDER_MARK) else b""
                 text = line[len(mark) :]
@@ -136,7 +188,7 @@ class Source:
         raise DataError("the file has no rows", self.path)
 
     def read(self, into: memoryview, start: int) -> None:
-        """Fills memory with the bytes from a position on; threads may call it concurrently.
+        """Fills memory with bytes of the file itself, from a position on, in any thread.
 
         Raises:
             DataError: The file has become shorter.
@@ -155,23 +207,21 @@ class Source:
         separator = layout.separator.encode()
         unusual = [bytes([byte]) for byte in b'"\0' + also]
         # Not mapped into memory: if the file became shorter, the process would be killed.
-        with open(self.file, "rb", closefd=False) as content:
-            content.seek(head.first_byte)
+        with self.text(head.first_byte) as content:
             row = next((line for line in content if not is_blank(line, layout.separator)), b"")
-            last = os.pread(self.file, 1, self.num_bytes - 1)
-            ends = row.rstrip(b"\r\n").endswith(separator) or last == separator
-            if ends or head.num_blank:
-                return False
-            content.seek(head.first_byte)
+        if row.rstrip(b"\r\n").endswith(separator) or head.num_blank:
+            return False
+        with_next = b""
+        with self.text(head.first_byte) as content:
             for block in iter(partial(content.read, SCAN_BYTES), b""):
                 if any(byte in block for byte in unusual):
                     return False
+                with_next = block + content.read(1) if block.endswith(b"\r") else block
                 if b"\r" in block:
-                    with_next = block + content.read(1) if block.endswith(b"\r") else block
                     at_end = with_next.endswith(b"\r")  # of the file
                     if with_next.count(b"\r") - at_end != with_next.count(b"\r\n"):
                         return False
-        return True
+        return not with_next.endswith(separator)
 
     def check(self) -> None:
         """Raises DataError if the file has changed, or its path leads to another, since opening."""
@@ -183,20 +233,43 @@ class Source:
             raise self._changed()
 
     def line_number(self, position: int) -> int:
-        """Returns the number, from 1, of the line that contains the byte at a position."""
-        blocks = range(0, position, BLOCK_BYTES)
-        return 1 + sum(
-            os.pread(self.file, min(BLOCK_BYTES, position - start), start).count(b"\n")
-            for start in blocks
-        )
+        """Returns the number, from 1, of the line that contains the byte of text at a position."""
+        with self.text() as content:
+            sizes = (min(BLOCK_BYTES, position - at) for at in range(0, position, BLOCK_BYTES))
+            return 1 + sum(content.read(size).count(b"\n") for size in sizes)
 
     def is_last_line_without_end(self, position: int) -> bool:
-        """Returns whether no line ends from a position on."""
-        blocks = range(position, self.num_bytes, BLOCK_BYTES)
-        return not any(b"\n" in os.pread(self.file, BLOCK_BYTES, start) for start in blocks)
+        """Returns whether no line of the text ends from a position on."""
+        with self.text(position) as content:
+            blocks = iter(partial(content.read, BLOCK_BYTES), b"")
+            return not any(b"\n" in block for block in blocks)
+
+    def stop(self) -> None:
+        """Ends the reads that wait for something: none does."""
 
     def _changed(self) -> DataError:
         return DataError("the file was changed while it was read", self.path)
+
+
+class _Bytes(io.RawIOBase):
+    """The bytes of a file, in order; a log is told of every read."""
+
+    def __init__(self, source: Source, log: ReadLog) -> None:
+        self._source, self._log, self._start = source, log, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int:
+        num_bytes = min(len(into), self._source.num_bytes - self._start)
+        if num_bytes:
+            try:
+                with self._log.noted(num_bytes):
+                    self._source.read(memoryview(into)[:num_bytes], self._start)
+            except OSError as error:  # as those of the libraries that decompress
+                raise unreadable(self._source.path, error) from error
+        self._start += num_bytes
+        return num_bytes
 
 
 def is_blank(line: bytes | memoryview, separator: str) -> bool:
@@ -264,10 +337,11 @@ def open_together(path: Path, comm: Communicator) -> Iterator[Source]:
         check_regular(path)
         try:
             file = os.open(path, os.O_RDONLY)
+            compression = compression_of(os.pread(file, SIGNATURE_BYTES, 0))
         except OSError as error:
             raise unreadable(path, error) from error
         status = os.fstat(file)
-        return Source(path, file, status.st_size, file_state(status))
+        return Source(path, file, status.st_size, file_state(status), compression)
 
     source = agree(comm, open_file)
     try:
@@ -300,8 +374,6 @@ OpenSource = Callable[[Path, Communicator], AbstractContextManager[Source]]
 CONVERT = "convert it with pandas's to_csv"
 ENCODE = "convert it with iconv -f UTF-16 -t UTF-8"
 FORMATS = {
-    b"\x1f\x8b": ("compressed by gzip", "decompress it with gzip -d"),
-    b"\x28\xb5\x2f\xfd": ("compressed by zstd", "decompress it with zstd -d"),
     b"\xfd7zXZ\0": ("compressed by xz", "decompress it with xz -d"),
     b"BZh": ("compressed by bzip2", "decompress it with bzip2 -d"),
     b"PK\x03\x04": ("an Excel workbook (xlsx) or another ZIP archive", f"unzip it, or {CONVERT}"),

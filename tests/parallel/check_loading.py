@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import math
 import platform
 import re
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 from harness import shared_directory
 
@@ -30,6 +33,7 @@ from candle_p1.scaling import share_bounds
 
 TEXT_LAYOUT = CsvLayout(header=True, text_columns=("name",), missing=("na",))
 NUMBERS = CsvLayout()
+ZSTD = partial(pyarrow.compress, codec="zstd", asbytes=True)
 LIMIT_S = 120  # for the other ranks
 
 
@@ -174,6 +178,28 @@ def ranks_that_open_different_copies_refuse_them(comm):
                 read_table(path, loading, NUMBERS)
 
 
+def compressed_tables_are_what_their_text_is_and_damaged_ones_are_refused(comm):
+    path, alone = table_of(comm, 301)
+    text = path.read_bytes()
+    for suffix, pack in ((".gz", gzip.compress), (".zst", ZSTD)):
+        packed = path.with_suffix(suffix)
+        damaged = path.with_name(f"damaged{suffix}")
+        if comm.rank == 0:
+            parts = (text[first : first + 5000] for first in range(0, len(text), 5000))
+            packed.write_bytes(b"".join(map(pack, [b"", *parts])))
+            damaged.write_bytes(packed.read_bytes()[:-5])
+        comm.barrier()
+        for block_bytes in (64, 1000, None):
+            loading = Loading(comm=comm, num_threads=1 + comm.rank % 2, block_bytes=block_bytes)
+            assert_same(read_together(packed, TEXT_LAYOUT, loading), alone, comm)
+            with pytest.raises(CandleError, match=rf"{damaged}: the file is damaged or was copied"):
+                read_together(damaged, TEXT_LAYOUT, loading)
+        cached = Loading("cached", comm, cache=CacheSettings(path.parent / "cache"))
+        for _ in range(2):
+            assert_same(read_table(packed, cached, TEXT_LAYOUT), alone, comm)
+        comm.barrier()
+
+
 def all_ranks_read_at_the_same_time(comm):
     """No rank's first read ends before the first reads of all ranks have begun."""
     path, alone = table_of(comm, 100)
@@ -302,6 +328,7 @@ CHECKS = (
     ranks_fill_huge_pages_that_they_share,
     large_tables_are_the_same_with_and_without_huge_pages,
     ranks_that_open_different_copies_refuse_them,
+    compressed_tables_are_what_their_text_is_and_damaged_ones_are_refused,
     all_ranks_read_at_the_same_time,
     an_unreadable_block_of_one_rank_ends_the_load,
     shared_transforms_equal_those_of_one_process,

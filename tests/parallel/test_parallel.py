@@ -28,9 +28,9 @@ ON_FOUR = "a,a,a,a a,a,b,b a,b,a,b a,b,c,d"
 @pytest.mark.parametrize(
     ("num_ranks", "argv", "num_checks"),
     [
-        (3, "check_checkpoints check_loading a,a,b", 4 + 10),
+        (3, "check_checkpoints check_loading a,a,b", 4 + 11),
         pytest.param(
-            4, f"check_checkpoints check_loading {ON_FOUR}", 4 * 14, marks=pytest.mark.extended
+            4, f"check_checkpoints check_loading {ON_FOUR}", 4 * 15, marks=pytest.mark.extended
         ),
         pytest.param(3, "check_averaging check_measuring check_layer_state", 15, marks=EITHER),
         pytest.param(2, "check_restart", 7, marks=EITHER),

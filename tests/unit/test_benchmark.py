@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
+import bz2
 import shutil
 import sys
 from pathlib import Path
@@ -167,7 +167,7 @@ def test_a_table_that_is_wrong_is_refused_before_a_run(small_data, tmp_path, nam
     benchmark.check_tables(params)
     path, layout = Path(params[benchmark.files[role]]), benchmark.layouts[role]
     text = path.read_text()
-    wrong = {"compressed by gzip": gzip.compress(text.encode())}
+    wrong = {"compressed by bzip2": bz2.compress(text.encode())}
     if layout.separator in text:
         wrong["separated by vertical bars"] = text.replace(layout.separator, "|").encode()
     if layout.header and not layout.may_have_index:

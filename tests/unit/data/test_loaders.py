@@ -1,8 +1,11 @@
+import bz2
 import gzip
 import os
 import re
+from importlib.util import find_spec
 
 import numpy as np
+import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +27,11 @@ ONE_TEXT = CsvLayout(header=True, text_columns=("t",))
 TEXT_MISSING = CsvLayout(True, ("t",), "\t", ("na", "-", ""))
 GAPS = [[np.nan, 1], [2, np.nan]]
 BLANK_LINES = ("  \n", "\n \t\n", "\r\n \r\n")
+FOR_ZSTD = pytest.mark.skipif(not find_spec("zstandard"), reason="pandas needs zstandard")
+LINES = [b"1,2.5\n", b"3,", b"", b"4\n"]
+GZIP = b"".join(map(gzip.compress, LINES))
+ZSTD = b"".join(pyarrow.compress(line, "zstd", asbytes=True) for line in LINES)
+"""Several members or frames, one of them empty; the second line is in two."""
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +62,8 @@ def write(directory, text):
         ("1,0.1000000000000000055511151231257827\n", [[1, 0.1]]),
         ("3e38,3e38\n3e38,3e38\n", [[3e38, 3e38]] * 2),  # whose sum overflows
         *((f"{blank}1,2\n3,4\n", [[1, 2], [3, 4]]) for blank in BLANK_LINES),
+        pytest.param(GZIP, [[1, 2.5], [3, 4]], id="gzip"),
+        pytest.param(ZSTD, [[1, 2.5], [3, 4]], id="zstd", marks=FOR_ZSTD),
     ],
 )
 def test_values_are_float32_in_row_order(tmp_path, method, text, rows):
@@ -180,7 +190,17 @@ def test_an_unknown_method_is_an_error(tmp_path):
         (TEXT_MISSING, "t,a\n", "are separated by commas: write the file by to_csv(sep='\\t')"),
         (LABELLED, "1;2,5;3\n", "line 1: the fields are separated by semicolons: write the file"),
         (LABELLED, "1 2 3\n", "are separated by spaces: write the file by to_csv(sep=','); expec"),
-        (LABELLED, gzip.compress(b"1,2\n"), "compressed by gzip: decompress it with gzip -d; expe"),
+        (LABELLED, gzip.compress(b"1,2\n1,x\n"), "line 2, column 2: the field 'x' is not"),
+        (LABELLED, gzip.compress(b"1,2\n3,4\n")[:-9], "the file is damaged or was copied incompl"),
+        (LABELLED, gzip.compress(b"1,2\n3,4\n")[:-8] + bytes(8), "gzip -t"),
+        (
+            LABELLED,
+            ZSTD[:-1],
+            "the file is damaged or was copied incompletely: zstd cannot decompr",
+        ),
+        (LABELLED, bz2.compress(b"1,2\n"), "compressed by bzip2: decompress it with bzip2 -d; exp"),
+        (LABELLED, gzip.compress(b"\xfd7zXZ\0"), "compressed by xz: decompress it with xz -d; ex"),
+        (LABELLED, gzip.compress(b""), "the file has no rows"),
         (LABELLED, "1,2\n".encode("utf-16"), "the file is text in UTF-16: convert it with iconv"),
         (LABELLED, "1,2\n".encode("utf-16-le"), "the file is text in UTF-16 or not text: convert"),
         (EXPRESSION, b"\x89HDF\r\n\x1a\n", "UTF-8 with fields separated by commas, with a header"),

@@ -3,7 +3,7 @@
 import errno
 import threading
 from collections import defaultdict
-from itertools import pairwise
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -38,29 +38,33 @@ class Bytes(Source):
 
 @given(
     content=st.binary(max_size=100),
-    cuts=st.lists(st.integers(0, 100), max_size=10),
+    first=st.integers(0, 100),
+    size=st.integers(1, 40),
     num_threads=st.integers(1, 4),
 )
-def test_all_bytes_are_read_once_into_three_buffers(content, cuts, num_threads):
-    bounds = list(pairwise(sorted({0, len(content), *(cut % (len(content) + 1) for cut in cuts)})))
-    log, found, buffers = reading.ReadLog(), b"", set()
-    with reading.active(log), ReadAhead(Bytes(content), bounds, num_threads) as ahead:
-        for start, stop in bounds:
-            block = ahead.take()
-            assert (block.start, block.stop, block.error) == (start, stop, None)
-            found += block.buffer[: stop - start]
+def test_all_bytes_are_read_once_into_three_buffers(content, first, size, num_threads):
+    log, found, buffers = reading.ReadLog(), [], set()
+    starts = range(first, len(content), size)
+    with (
+        reading.active(log),
+        ReadAhead(Bytes(content), count(first, size), size, num_threads) as ahead,
+    ):
+        while block := ahead.take():
+            assert block.error is None
+            assert block.is_last == (block.stop == len(content))
+            found.append((block.start, bytes(block.buffer[: block.stop - block.start])))
             buffers.add(id(block.buffer))
             ahead.give_back(block)
-    assert found == content
-    assert len(buffers) == min(NUM_BUFFERS, len(bounds))
-    assert sum(read.num_bytes for read in log.reads) == len(content)
-    assert len(log.reads) == num_threads * len(bounds)
+    assert found == [(start, content[start : start + size]) for start in starts]
+    assert len(buffers) == min(NUM_BUFFERS, len(starts))
+    assert sum(read.num_bytes for read in log.reads) == len(content[first:])
+    assert len(log.reads) == num_threads * len(starts)
 
 
 def test_the_next_block_is_read_while_two_are_in_use():
     source = Bytes(b"abcdefghij")
     source.may_end = {6: threading.Event()}
-    with ReadAhead(source, [(i, i + 2) for i in range(0, 10, 2)], 1) as ahead:
+    with ReadAhead(source, count(0, 2), 2, 1) as ahead:
         # Nobody has asked for a block, and the first three are read.
         assert all(source.begun[position].wait(LIMIT_S) for position in (0, 2, 4))
         first, second = ahead.take(), ahead.take()
@@ -75,7 +79,7 @@ def test_the_next_block_is_read_while_two_are_in_use():
 
 def test_a_block_that_cannot_be_read_has_an_error_and_other_errors_are_raised():
     source = Bytes(bytes(30), {9: OSError(errno.EIO, "Input/output error"), 12: ZeroDivisionError})
-    with ReadAhead(source, [(i, i + 3) for i in range(0, 15, 3)], 3) as ahead:
+    with ReadAhead(source, count(0, 3), 3, 3) as ahead:
         blocks = [ahead.take() for _ in range(3)]
         assert [block.error for block in blocks] == [None] * 3
         for block in blocks[:2]:
