@@ -16,7 +16,7 @@ import reprlib
 import shlex
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -126,6 +126,20 @@ class PublishedFiles(NamedTuple):
     files: dict[str, str]
     url: str | None
     directory: Path
+
+
+class NewRows(NamedTuple):
+    """Some samples that a trained network is to be applied to.
+
+    Attributes:
+        x: What the model takes for them.
+        columns: What tells them apart, by column.
+        y: Their targets, in the form the loss takes; None: unknown.
+    """
+
+    x: Any
+    columns: Mapping[str, Sequence[Any]]
+    y: Any = None
 
 
 class JobSize(NamedTuple):
@@ -278,22 +292,58 @@ class Benchmark(ABC):
         facts = self._imported(params)
         if facts is None:
             return {}
-        if len(facts["features"]) != num_features:
-            problem = (
-                f"it has {len(facts['features']):,} features, but the files have {num_features:,}:"
-                " repeat the import"
-            )
+        if len(facts.get("features", ())) != num_features or "classes" not in facts:
+            problem = f"it does not have the names of {num_features:,} features: repeat the import"
             raise DataError(problem, Path(params[self.files["train"]]).parent / IMPORT_NAME)
         return {"features": facts["features"], "classes": facts["classes"]}
 
-    def new_inputs(self, rows: NDArray[np.float32], params: ParameterSet) -> Any:
+    def new_inputs(
+        self,
+        rows: NDArray[np.float32],
+        labels: Sequence[str] | None,
+        params: ParameterSet,
+        inputs: Inputs,
+    ) -> Any:
         """Returns what the model takes for new samples.
 
         Args:
             rows: Their features, scaled: float32, shape (samples, features).
+            labels: Their classes; None: unknown.
             params: The parameters of the run.
+            inputs: What the inputs went through.
         """
         return rows
+
+    def read_new(
+        self, path: Path, reader: Reader, params: ParameterSet, inputs: Inputs
+    ) -> Iterator[NewRows] | None:
+        """Returns new samples in a table that is not one of features; None: it is.
+
+        Args:
+            path: The table.
+            reader: Reads the files of the run again.
+            params: The parameters of the run.
+            inputs: What the inputs went through.
+        """
+        return None
+
+    def predictor(
+        self, model: Any, params: ParameterSet, inputs: Inputs
+    ) -> Callable[[Any], dict[str, Any]]:
+        """Returns what predicts: it turns what the model takes into columns of a table, by name.
+
+        By default, these are the class and the probability of each or, with a target, its value.
+        """
+
+        def predict(x: Any) -> dict[str, Any]:
+            y = np.asarray(model.predict_on_batch(x))
+            if inputs.target:
+                return {inputs.target.column: y[:, 0] * np.float32(inputs.target.factor)}
+            names = inputs.classes or [*map(str, range(y.shape[1]))]
+            chosen = np.array(names)[y.argmax(axis=1)]
+            return {"class": chosen} | {f"probability_{n}": y[:, i] for i, n in enumerate(names)}
+
+        return predict
 
     def naive_quality(self, params: ParameterSet, data: DataSet) -> dict[str, float]:
         """Returns the test metrics of the best constant predictor, by metric name."""

@@ -29,11 +29,12 @@ from nt3_noise import NOISE_TYPES, add_noise
 from nt3_synthetic import SIZES, Nt3Recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from candle_p1.data.inputs import Inputs
     from candle_p1.data.reader import Reader
     from candle_p1.parameters.parameter_set import ParameterSet
 
@@ -170,7 +171,13 @@ class Nt3(Benchmark):
         preparation = self.prepared(params, scaled_by, **names)
         return DataSet(train_samples, test_samples, test_samples, preparation=preparation)
 
-    def new_inputs(self, rows: NDArray[np.float32], params: ParameterSet) -> NDArray[np.float32]:
+    def new_inputs(
+        self,
+        rows: NDArray[np.float32],
+        labels: Sequence[str] | None,
+        params: ParameterSet,
+        inputs: Inputs,
+    ) -> NDArray[np.float32]:
         """Returns the genes as one channel."""
         return rows[:, :, np.newaxis]
 

@@ -23,6 +23,7 @@ from candle_p1.benchmark import (
     ModelFile,
     PaperRuns,
     Parameter,
+    ParameterError,
     Quality,
     Role,
     Samples,
@@ -43,9 +44,12 @@ from p1b1_model import build_autoencoder, decoder_of, encoder_of
 from p1b1_synthetic import SIZES, P1b1Recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
+    from candle_p1.data.inputs import Inputs
     from candle_p1.data.reader import Reader
     from candle_p1.parameters.parameter_set import ParameterSet
 
@@ -243,6 +247,43 @@ class P1b1(Benchmark):
                 params, scaled_by, features=cases.features, classes=cases.types
             ),
         )
+
+    def new_inputs(
+        self,
+        rows: NDArray[np.float32],
+        labels: Sequence[str] | None,
+        params: ParameterSet,
+        inputs: Inputs,
+    ) -> Any:
+        """Returns the profiles and, for cvae, the one-hot cancer types."""
+        if params["model"] != "cvae":
+            return rows
+        types = {name: i for i, name in enumerate(inputs.classes or ())}
+        unknown = [name for name in labels or () if name not in types]
+        if labels is None or unknown:
+            which = f"not {unknown[0]!r}" if unknown else "which its table lacks"
+            raise ParameterError(
+                f"the model cvae needs the cancer type of each sample, one of {', '.join(types)};"
+                f" {which}"
+            )
+        codes = [types[name] for name in labels]
+        return rows, np.eye(len(types), dtype=np.float32)[codes]
+
+    def predictor(
+        self, model: Any, params: ParameterSet, inputs: Inputs
+    ) -> Callable[[Any], dict[str, Any]]:
+        """Returns what gives the latent space, and the mean squared error of the scaled profile."""
+        import keras
+
+        both = keras.Model(model.input, [encoder_of(params, model).output, model.output])
+
+        def predict(x: Any) -> dict[str, Any]:
+            latent, restored = map(np.asarray, both.predict_on_batch(x))
+            profile = x[0] if isinstance(x, tuple) else x
+            columns = {f"latent_{i + 1}": latent[:, i] for i in range(latent.shape[1])}
+            return columns | {"reconstruction_mse": np.square(restored - profile).mean(axis=1)}
+
+        return predict
 
     def loss(self, params: ParameterSet) -> Any:
         """Returns the requested loss of an autoencoder, else the cross-entropy.

@@ -18,7 +18,7 @@ from candle_p1.text import print_error
 
 COMMANDS = [
     "run", "submit", "study", "show", "report", "compare", "model", "forecast", "timeline", "data",
-    "bench", "published", "doctor",
+    "predict", "bench", "published", "doctor",
 ]  # fmt: skip
 
 

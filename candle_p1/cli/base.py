@@ -53,8 +53,13 @@ def number_option(
     return click.option(flag, name, type=click.IntRange(least, most), default=default, help=text)
 
 
-def file_option(flag: str, name: str, text: str, *, allow_dash: bool = False) -> Callable[..., Any]:
-    """Returns an option that takes a file to write, in a directory where this is possible."""
+def file_option(
+    flag: str, name: str, text: str, *others: str, allow_dash: bool = False, required: bool = False
+) -> Callable[..., Any]:
+    """Returns an option that takes a file to write, in a directory where this is possible.
+
+    `others` are further flags for it.
+    """
 
     def check(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
         if allow_dash and path == STDOUT:
@@ -65,7 +70,9 @@ def file_option(flag: str, name: str, text: str, *, allow_dash: bool = False) ->
         return path
 
     kind = click.Path(dir_okay=False, allow_dash=allow_dash, path_type=Path)
-    return click.option(flag, name, type=kind, callback=check, help=text)
+    return click.option(
+        flag, *others, name, type=kind, callback=check, help=text, required=required
+    )
 
 
 def json_option(what: str = "all results") -> Callable[..., Any]:

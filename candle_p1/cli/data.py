@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -143,6 +143,50 @@ def _pairs(context: click.Context, option: click.Parameter, given: Sequence[str]
     return dict(each.split("=", 1) for each in given)
 
 
+_TABLE_OPTIONS = (
+    click.option("--label", help="The column with the classes."),
+    click.option("--labels", type=PATH, help="Another table with that column, by samples."),
+    click.option(
+        "--labels_id", help="The column that names the samples there; by default as seen."
+    ),
+    click.option(
+        "--id", "id_column", help="The column that names the samples (the genes, transposed)."
+    ),
+    click.option(
+        "--transpose",
+        type=bool,
+        help="Whether columns are samples; by default not.",
+    ),
+    click.option("--drop", multiple=True, help="A column or gene to leave out; may be repeated."),
+    click.option(
+        "--duplicates",
+        type=click.Choice(["error", "mean", "first"]),
+        default="error",
+        help="What to do with genes that occur more than once.",
+    ),
+    click.option(
+        "--log2",
+        type=bool,
+        default=False,
+        help="Whether to take log2(x + 1), for P1B3 of cell lines.",
+    ),
+    number_option(
+        "--header_rows", "header_rows", "How many rows name the columns; by default as seen."
+    ),
+    number_option("--name_row", "name_row", "Which of them has the genes' names.", 1),
+    click.option(
+        "--decimal", type=click.Choice([".", ","]), help="The decimal mark; by default as seen."
+    ),
+)
+
+
+def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command the options that say how to read a table of one's own."""
+    for option in reversed(_TABLE_OPTIONS):
+        command = option(command)
+    return command
+
+
 @command.command(
     "import",
     cls=Command,
@@ -157,16 +201,6 @@ def _pairs(context: click.Context, option: click.Parameter, given: Sequence[str]
 @benchmark_argument
 @click.argument("table", type=PATH)
 @click.option("--out", "directory", required=True, type=PATH, help="The directory to write to.")
-@click.option("--label", help="The column with the classes.")
-@click.option("--labels", type=PATH, help="Another table with that column, a row for each sample.")
-@click.option("--labels_id", help="The column that names the samples there; by default as seen.")
-@click.option(
-    "--id", "id_column", help="The column that names the samples (the genes, transposed)."
-)
-@click.option(
-    "--transpose", type=bool, help="Whether columns are samples and rows are genes; by default not."
-)
-@click.option("--drop", multiple=True, help="A column or gene to leave out; may be repeated.")
 @click.option(
     "--test_table", type=PATH, help="A table with the samples to test on, read as the other one."
 )
@@ -181,12 +215,6 @@ def _pairs(context: click.Context, option: click.Parameter, given: Sequence[str]
 )
 @number_option("--seed", "seed", "The seed of the split.", 2019, least=0, most=MAX_SEED)
 @click.option(
-    "--duplicates",
-    type=click.Choice(["error", "mean", "first"]),
-    default="error",
-    help="What to do with genes that occur more than once.",
-)
-@click.option(
     "--missing",
     type=click.Choice(["error", "zero", "mean"]),
     help="What to do with missing values; by default an error, or left to P1B3. The mean is that of"
@@ -198,16 +226,7 @@ def _pairs(context: click.Context, option: click.Parameter, given: Sequence[str]
     default="error",
     help="What to do with samples without a label, or incomplete responses.",
 )
-@click.option(
-    "--log2", type=bool, default=False, help="Whether to take log2(x + 1), for P1B3 of cell lines."
-)
-@number_option(
-    "--header_rows", "header_rows", "How many rows name the columns; by default as seen."
-)
-@number_option("--name_row", "name_row", "Which of them has the genes' names.", 1)
-@click.option(
-    "--decimal", type=click.Choice([".", ","]), help="The decimal mark; by default as seen."
-)
+@table_options
 @click.option(
     "--features",
     multiple=True,

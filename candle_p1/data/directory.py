@@ -132,7 +132,6 @@ def imported_facts(directory: Path) -> dict[str, Any] | None:
     try:
         facts = dict(read_json(path))
         kinds = {"benchmark": str, "parameters": dict, "options": dict}
-        kinds |= {"features": list, "classes": list}
         if all(isinstance(facts[name], kind) for name, kind in kinds.items()):
             return facts
     except (FileNotFoundError, NotADirectoryError):

@@ -48,6 +48,11 @@ class Target(BaseModel):
     unit: str
     factor: float = 1.0
 
+    @property
+    def column(self) -> str:
+        """What its column is called."""
+        return f"{self.name}_{self.unit}"
+
 
 class Inputs(BaseModel):
     """What the inputs of a model went through.

@@ -7,7 +7,7 @@ A table in the format of the benchmark's own files is read some rows at a time. 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from candle_p1.data.blocks import read_blocks, read_head
 from candle_p1.data.inputs import Inputs
+from candle_p1.data.reader import FileSet, Reader
 from candle_p1.data.table import CsvLayout, Table
-from candle_p1.datasets.foreign import read_cohort
-from candle_p1.datasets.importing import ImportOptions
+from candle_p1.datasets.foreign import SampleOptions, read_cohort
 from candle_p1.errors import DataError
 from candle_p1.inference.trained import TrainedRun
 
@@ -35,16 +35,19 @@ class Block:
     """Some of the samples.
 
     Attributes:
-        ids: Their names.
         x: What the model takes.
+        columns: What tells them apart, by column: "sample", or what the benchmark says.
         labels: The name of each one's class; None if the table has none.
-        rows: The features, scaled: float32, shape (samples, features).
+        y: The targets of a regression, in the form the loss takes; None likewise.
     """
 
-    ids: list[str]
     x: Any
-    labels: list[str] | None
-    rows: Matrix
+    columns: Mapping[str, Sequence[Any]]
+    labels: list[str] | None = None
+    y: Any = None
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class NewSamples:
 
 
 def read_samples(
-    trained: TrainedRun, path: Path, options: ImportOptions | None = None
+    trained: TrainedRun, path: Path, options: SampleOptions | None = None
 ) -> NewSamples:
     """Returns the samples in a table, whose features are found by name.
 
@@ -75,9 +78,11 @@ def read_samples(
     Raises:
         DataError: It cannot be read, or features are missing.
     """
-    options = options or ImportOptions()
+    if trained.benchmark.read_new(path, reader_of(trained), trained.params, trained.inputs):
+        return NewSamples(path, lambda: _read_by_benchmark(trained, path))
+    options = options or SampleOptions()
     layout, inputs = trained.benchmark.layouts.get("test"), trained.inputs
-    if layout and options == ImportOptions() and _is_own(path, layout):
+    if layout and options == SampleOptions() and _is_own(path, layout):
         return _read_own(trained, path, layout)
     if inputs.features is None:
         problem = (
@@ -93,9 +98,30 @@ def read_samples(
             rows = slice(start, start + ROWS_PER_BLOCK)
             labels = None if cohort.labels is None else cohort.labels[rows]
             values = cohort.values[rows] if columns is None else cohort.values[rows, columns]
-            yield _block(trained, cohort.ids[rows], values.copy(), labels)
+            filled = np.nan_to_num(values)  # a copy, in which missing ones are 0 if accepted
+            yield _block(trained, cohort.ids[rows], filled, labels)
 
     return NewSamples(path, blocks, [*cohort.notes, *notes])
+
+
+def reader_of(trained: TrainedRun) -> Reader:
+    """Returns what reads the files of the run again.
+
+    Raises:
+        DataError: They are no longer there, or others.
+    """
+    files = trained.record.data.files if trained.record.data else {}
+    for facts in files.values():
+        path = Path(facts.path)
+        if not path.exists() or (path.is_file() and path.stat().st_size != facts.file_bytes):
+            raise DataError("the run was trained on this file, which is gone or another now", path)
+    return Reader(FileSet.at({role: Path(facts.path) for role, facts in files.items()}))
+
+
+def _read_by_benchmark(trained: TrainedRun, path: Path) -> Iterator[Block]:
+    found = trained.benchmark.read_new(path, reader_of(trained), trained.params, trained.inputs)
+    for each in found or ():
+        yield Block(each.x, each.columns, y=each.y)
 
 
 def place_features(
@@ -212,4 +238,5 @@ def _parts(
 
 def _block(trained: TrainedRun, ids: list[str], rows: Matrix, labels: list[str] | None) -> Block:
     trained.inputs.apply(rows)
-    return Block(ids, trained.benchmark.new_inputs(rows, trained.params), labels, rows)
+    x = trained.benchmark.new_inputs(rows, labels, trained.params, trained.inputs)
+    return Block(x, {"sample": ids}, labels)
