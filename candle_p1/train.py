@@ -243,6 +243,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
         )
         found |= {"timeline": timeline.describe(run.start)} if timeline else {}
         found |= {"failure": failure} if failure else {}
+        found |= {"programs": device.programs.describe()} if device.programs else {}
         run.finish(
             describe_rank(
                 comm, threads=device.threads, device=device.name, num_cores=device.num_cores

@@ -6,7 +6,7 @@ This has to be set before the first TensorFlow operation, which fixes thread poo
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
@@ -17,6 +17,7 @@ from candle_p1.distributed.comm import Communicator, agree
 from candle_p1.distributed.engine import Engine
 from candle_p1.distributed.gpus import device_name, num_visible, visible_gpus
 from candle_p1.distributed.launch_environment import read_number
+from candle_p1.distributed.programs import Programs
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.instrument.phases import region
 from candle_p1.records.environment import Topology, available_cores, core_quota, core_topology
@@ -43,12 +44,14 @@ class Device:
         threads: The number of CPU threads of one operation.
         num_cores: The number of cores on which this rank may run.
         warnings: Warnings for the user.
+        programs: Those that JAX compiles; None with TensorFlow.
     """
 
     name: str
     threads: int
     num_cores: int
     warnings: list[str] = field(default_factory=list)
+    programs: Programs | None = None
 
     @property
     def is_gpu(self) -> bool:
@@ -148,6 +151,7 @@ def configure(
     *,
     gpus: Sequence[int] | None = None,
     deterministic: bool = True,
+    programs: Callable[[Communicator], Programs] = lambda comm: Programs(),
 ) -> Device:
     """Pins this rank to its GPU, or to its share of the cores, and joins the ranks; collective.
 
@@ -160,6 +164,7 @@ def configure(
         engine: What averages gradients; it joins its ranks before the framework finds devices.
         gpus: The indices of the node's GPUs to use; None: all.
         deterministic: Whether kernels must have bit-identical results.
+        programs: Tells JAX where to keep compiled programs, before it compiles any.
 
     Raises:
         CandleError: The same on every rank: `gpus` contains an index that does not exist, Keras's
@@ -171,9 +176,12 @@ def configure(
         return _configured
     cores = NodeCores.of(comm)
     threads, warnings = agree(comm, _set_threads, comm, cores)
+    kept: Programs | None = None
     agree(comm, _import_keras, engine.backend)
     if engine.backend == "jax":
         agree(comm, _choose_jax_gpu, comm, gpus, deterministic)
+        kept = agree(comm, programs, comm)
+        warnings += [kept.warning] * bool(kept.warning)
     engine.join()
 
     def find() -> str:
@@ -188,7 +196,7 @@ def configure(
             return next(map(device_name, tf.config.get_visible_devices("GPU")), CPU)
 
     name = agree(comm, find)
-    _configured = Device(name, threads, len(available_cores()), warnings)
+    _configured = Device(name, threads, len(available_cores()), warnings, kept)
     return _configured
 
 

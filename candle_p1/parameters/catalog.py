@@ -380,6 +380,13 @@ _declare(
         "stage_dir", str, None, "node-local directory ($TMPDIR, …) that caches are copied to"
     ),
     Parameter(
+        "compiled_dir",
+        str,
+        None,
+        "directory of the programs that JAX compiles; none: keep none. None: that of"
+        " $JAX_COMPILATION_CACHE_DIR, else compiled/ in $CANDLE_DATA_DIR",
+    ),
+    Parameter(
         "data_dir", str, None, "directory that holds the benchmark's files under CANDLE's names"
     ),
     role=Role.PLACE,

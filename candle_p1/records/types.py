@@ -300,6 +300,20 @@ class StepTimes(Section):
     """The 99th percentile over the steps of each rank."""
 
 
+class CompiledPrograms(Section):
+    """The programs that JAX compiled or loaded on rank 0."""
+
+    directory: str | None
+    """Where they are kept; null: nowhere."""
+    start: Literal["cold", "warm"]
+    """Warm: most of what is kept had been compiled before."""
+    num_loaded: Count
+    num_kept: Count
+    """Those that were compiled and kept by this run."""
+    seconds: Duration
+    """The time of compiling and loading, also of small programs, which are never kept."""
+
+
 class EpochRecord(Section):
     """An epoch."""
 
@@ -654,6 +668,8 @@ class RunRecord(Section):
     plan: Plan | None = None
     model: Network | None = None
     distributed: Averaging | None = None
+    programs: CompiledPrograms | None = None
+    """With JAX only."""
     phases: dict[str, PhaseTimes] | None = None
     """The time of each phase, by name, in the order in which they began."""
     peak_rss: Bytes | None = None

@@ -12,6 +12,7 @@ from typing import Any
 from candle_p1.benchmark import Benchmark
 from candle_p1.checkpoints.best import check_metric
 from candle_p1.checkpoints.policy import are_saved
+from candle_p1.data.directory import data_directory
 from candle_p1.data.reader import FileSet, Reader
 from candle_p1.data.samples import DataSet
 from candle_p1.datasets.synthetic import ensure
@@ -22,6 +23,7 @@ from candle_p1.distributed.devices import Device
 from candle_p1.distributed.engine import Engine
 from candle_p1.distributed.launch_environment import node_name
 from candle_p1.distributed.optimizer import distribute_optimizer
+from candle_p1.distributed.programs import keep_programs
 from candle_p1.distributed.replicas import seed_process, seed_ranks
 from candle_p1.errors import DistributedError, ParameterError, SetupError
 from candle_p1.instrument.mllog import RunLog
@@ -36,6 +38,8 @@ from candle_p1.training.model_files import ModelFiles
 from candle_p1.training.restart import Restart
 
 FLOAT_BYTES = 4
+COMPILED = "compiled"
+"""The directory of compiled programs in the data directory."""
 BEST_METRIC = "ckpt_save_best_metric"
 
 
@@ -133,7 +137,13 @@ def set_up_device(params: ParameterSet, comm: Communicator, engine: Engine) -> D
             the same on every rank.
     """
     device = devices.configure(
-        comm, engine, gpus=params["gpus"], deterministic=params["deterministic"]
+        comm,
+        engine,
+        gpus=params["gpus"],
+        deterministic=params["deterministic"],
+        programs=lambda comm: keep_programs(
+            comm, params["compiled_dir"], data_directory() / COMPILED
+        ),
     )
     request = agree(comm, gpus.requested_gpus, params["gpus"])
     gpus.check_gpus(comm, device.is_gpu, request, engine.backend, node_name())

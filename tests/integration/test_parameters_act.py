@@ -152,6 +152,7 @@ SHOWN_BY = {
     " save_best_model=True data_parallel=batch_step batch_scaling=sqrt epochs_scaling=weak"
     " step_trace=True power=auto power_hz=5 tensorboard=True mllog=True check_replicas=True",
     "tests/integration/test_bench.py": "engine=jax kernels=plain",
+    "tests/integration/test_compiled_programs.py": "compiled_dir=programs",
     "tests/integration/test_data_types.py": "data_type=bf16",
     "tests/integration/test_drivers.py": "train_bool=False allow_nan=True",
     "tests/faults/processes.py": "experiment_id=E run_id=R",

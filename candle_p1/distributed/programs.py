@@ -1,0 +1,145 @@
+"""Programs that JAX has compiled, kept on disk for later runs.
+
+JAX finds a program by its operations, options, devices and own version. A directory is of one user,
+because who can write programs can run them, and of one kind of processor, because a program for
+another may crash. Only rank 0 writes, under a lock; the other ranks, of which there may be
+thousands, read without one. They compile what they cannot read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from candle_p1.distributed.comm import Communicator
+from candle_p1.errors import SetupError
+
+VARIABLE = "JAX_COMPILATION_CACHE_DIR"
+"""JAX's own: with it, JAX's settings hold."""
+NONE = "none"
+LIMIT_BYTES = 4 << 30
+"""The programs used least recently are removed beyond it."""
+MIN_COMPILE_S = 0.05
+"""What compiles faster is not kept: there are hundreds of such programs."""
+LOCK_S = 10.0
+HIT, MISS = (f"/jax/compilation_cache/cache_{each}" for each in ("hits", "misses"))
+DURATION = "/jax/core/compile/backend_compile_duration"
+"""Of compiling or loading one program."""
+CPU_FILE = Path("/proc/cpuinfo")
+FEATURES = ("flags", "Features", "model name")
+"""What describes a processor in CPU_FILE, on x86 and Arm."""
+
+
+@dataclass
+class Programs:
+    """What this rank had to compile.
+
+    Attributes:
+        directory: Where programs are kept; None: nowhere.
+        num_loaded: The programs that were compiled before.
+        num_kept: Those that were compiled now, and kept.
+        seconds: How long compiling and loading took, also of programs that are not kept.
+        warning: Why no programs are kept although they should be.
+    """
+
+    directory: Path | None = None
+    num_loaded: int = 0
+    num_kept: int = 0
+    seconds: float = 0.0
+    warning: str = ""
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the record's section "programs"."""
+        return {
+            "directory": str(self.directory) if self.directory else None,
+            "start": "warm" if self.num_loaded > self.num_kept else "cold",
+            "num_loaded": self.num_loaded,
+            "num_kept": self.num_kept,
+            "seconds": self.seconds,
+        }
+
+    def count(self) -> None:
+        """Counts from now on, by JAX's own events."""
+        from jax import monitoring
+
+        def event(name: str, **facts: Any) -> None:
+            self.num_loaded += name == HIT
+            self.num_kept += name == MISS
+
+        def duration(name: str, seconds: float, **facts: Any) -> None:
+            self.seconds += seconds * (name == DURATION)
+
+        monitoring.register_event_listener(event)
+        monitoring.register_event_duration_secs_listener(duration)
+
+
+def keep_programs(comm: Communicator, named: str | None, default: Path) -> Programs:
+    """Makes JAX keep what it compiles, and counts that; before it compiles anything.
+
+    Args:
+        comm: The ranks; those of other nodes may have a directory of their own.
+        named: A directory, NONE, or None for the default.
+        default: The directory for that case, unless VARIABLE is set.
+
+    Raises:
+        SetupError: The named directory cannot be used.
+    """
+    import jax
+
+    programs = Programs()
+    programs.count()
+    if named == NONE:
+        jax.config.update("jax_enable_compilation_cache", False)
+        return programs
+    if named is None and os.environ.get(VARIABLE):
+        programs.directory = Path(os.environ[VARIABLE])
+        return programs
+    directory = Path(named or default) / f"{os.getuid()}-{processor()}"
+    try:
+        _prepare(directory, writes=comm.rank == 0)
+    except (OSError, filelock.Timeout, NotImplementedError) as error:
+        why = f"{directory}: compiled programs cannot be kept here: {error}"
+        if named:
+            raise SetupError(f"{why}. Give --compiled_dir another directory, or {NONE}") from error
+        programs.warning = f"{why}; --compiled_dir names another directory, or {NONE}"
+        jax.config.update("jax_enable_compilation_cache", False)
+        return programs
+    programs.directory = directory
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    # With a limit, JAX locks the directory for reading, too.
+    jax.config.update("jax_compilation_cache_max_size", -1 if comm.rank else LIMIT_BYTES)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_S)
+    return programs
+
+
+def _prepare(directory: Path, *, writes: bool) -> None:
+    """Makes the directory, and removes what a process was writing when it was killed.
+
+    JAX writes a program before the time of its use, both under the lock, and would never replace a
+    part of a program.
+    """
+    directory.mkdir(parents=True, mode=0o700, exist_ok=True)
+    if not writes:
+        return
+    with filelock.FileLock(directory / ".lockfile", timeout=LOCK_S):
+        for program in directory.glob("*-cache"):
+            if not program.with_name(program.name.removesuffix("cache") + "atime").exists():
+                program.unlink()
+
+
+def processor() -> str:
+    """Returns a short name of this kind of processor and what it can do."""
+    lines: list[str] = []
+    with suppress(OSError):
+        text = CPU_FILE.read_text(encoding="utf-8", errors="replace")
+        first = text.strip().partition("\n\n")[0]
+        lines = [line for line in first.splitlines() if line.startswith(FEATURES)]
+    digest = hashlib.sha256("\n".join([platform.processor(), *lines]).encode()).hexdigest()
+    return f"{platform.machine()}-{digest[:12]}"
