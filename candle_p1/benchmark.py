@@ -34,6 +34,7 @@ from candle_p1.data.directory import (
     data_directory,
     imported_facts,
 )
+from candle_p1.data.folds import check_fold
 from candle_p1.data.inputs import Inputs
 from candle_p1.data.loaders import READERS
 from candle_p1.data.reader import Reader
@@ -181,7 +182,8 @@ class Benchmark(ABC):
         name: The name of its folder and module.
         title: What it does, in a few words.
         parameters: Its own parameters, and shared ones with other defaults.
-        files: The parameter that names each file, by role: {"train": "train_data", …}.
+        files: The parameter that names each file, by role: {"train": "train_data", …}; see
+            `needed_files` for the roles "validation" and "groups".
         layouts: The layouts of those that are tables, by role: a run first checks how they begin.
         recipe: Generates its synthetic data; None if it has none.
         importable: How tables of others become its files; None if they cannot.
@@ -226,8 +228,15 @@ class Benchmark(ABC):
         return params
 
     def needed_files(self, params: ParameterSet) -> Sequence[str]:
-        """Returns the roles of the files that a run with these parameters reads."""
-        return list(self.files)
+        """Returns the roles of the files that a run with these parameters reads.
+
+        By default, these are all; those of validation samples and of groups if they are named, and
+        not that of test samples in cross-validation.
+        """
+        folds = params["folds"]
+        read = {"validation": params["val_data"], "test": not folds}
+        read["groups"] = folds and params["group_data"]
+        return [role for role in self.files if read.get(role, True)]
 
     def loss(self, params: ParameterSet) -> Any:
         """Returns the loss to compile the model with: the name of a Keras loss, or a function.
@@ -465,6 +474,8 @@ class Benchmark(ABC):
         params = self.resolve(_without_empty_layers(params.without_vain()))
         params = params.with_settings(*self._data_files(params))
         params = params.with_settings(self._imported_settings(params))
+        if params["folds"]:
+            check_fold(params)
         return params.with_settings({}, check_flags(params))
 
     def _imported_settings(self, params: ParameterSet) -> Settings:
@@ -484,8 +495,11 @@ class Benchmark(ABC):
                     f"{name} = {params[name]} ({params.origin(name)}), but {where} says {value}:"
                     " leave it out"
                 )
+        derived = dict(facts["parameters"])
+        if params["folds"] and params["group_data"] is None and facts.get("groups"):
+            derived["group_data"] = str(where)
         origin = Origin("imported data", str(where))
-        return {name: (value, origin) for name, value in facts["parameters"].items()}
+        return {name: (value, origin) for name, value in derived.items()}
 
     def _imported(self, params: ParameterSet) -> dict[str, Any] | None:
         """Returns the description of imported files; None if they are others."""

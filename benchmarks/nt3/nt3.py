@@ -20,6 +20,7 @@ from candle_p1.benchmark import (
     Parameter,
     Samples,
 )
+from candle_p1.data.folds import hold_out
 from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import SCALINGS, scale_features
 from candle_p1.errors import DataError
@@ -126,10 +127,18 @@ class Nt3(Benchmark):
             minimum=0,
         ),
     )
-    layouts = {"train": LAYOUT, "test": LAYOUT}  # noqa: RUF012
+    files = {  # noqa: RUF012
+        "train": "train_data",
+        "validation": "val_data",
+        "test": "test_data",
+        "groups": "group_data",
+    }
+    layouts = dict.fromkeys(("train", "validation", "test"), LAYOUT)
     recipe = Nt3Recipe()
     importable = Importable(needs_labels=True, class_parameter="classes")
-    supports = frozenset({"conv", "locally_connected", "pool"})
+    supports = frozenset(
+        {"conv", "fold", "folds", "group_data", "locally_connected", "pool", "val_data"}
+    )
     acts_with = {  # noqa: RUF012
         "label_noise": {"add_noise": (), "noise_cluster": ()},
         "noise_correlated": {"add_noise": ()},
@@ -150,26 +159,34 @@ class Nt3(Benchmark):
         return params.with_settings({}, [warning] * bool(others))
 
     def load_data(self, reader: Reader, params: ParameterSet) -> Mapping[str, NDArray[np.float32]]:
-        """Returns the rows of both files: float32, shape (samples, label and genes)."""
-        train = reader.read("train", LAYOUT).values
-        num_columns = train.shape[1]
-        test = reader.read("test", replace(LAYOUT, num_columns=num_columns)).values
-        for role, matrix in (("train", train), ("test", test)):
-            _check_labels(matrix[:, 0], params["classes"], reader.files.paths[role])
-        return {"train": train, "test": test}
+        """Returns the rows of the files: float32, shape (samples, label and genes), by role."""
+        table = reader.read("train", LAYOUT)
+        tables = {"train": table}
+        layout = replace(LAYOUT, num_columns=table.values.shape[1])
+        for role in ("validation", "test"):  # the same order on all ranks
+            if role in reader.files.paths:
+                tables[role] = reader.read(role, layout)
+        for role, each in tables.items():
+            _check_labels(each.values[:, 0], params["classes"], reader.files.paths[role])
+        if params["folds"]:
+            labels = table.values[:, 0].astype(int).tolist()
+            tables["train"], tables["test"] = hold_out(reader, params, table, labels)
+        return {role: each.values for role, each in tables.items()}
 
     def preprocess(self, raw: Mapping[str, NDArray[np.float32]], params: ParameterSet) -> DataSet:
-        """Scales the genes in place and adds noise if requested; validates on the test samples."""
-        train, test = raw["train"], raw["test"]
-        fit_to = [train[:, 1:]] if params["scaling_fit"] == "train" else None
-        scaled_by = scale_features(params["scaling"], train[:, 1:], test[:, 1:], fit_to=fit_to)
-        num_classes = params["classes"]
-        test_samples = _samples(test, num_classes)
-        train_samples = _samples(train, num_classes)
-        add_noise(train_samples, params)
-        names = self.imported_names(params, train.shape[1] - 1)
+        """Scales the genes in place and adds noise to those for training, if requested.
+
+        Without a file of validation samples, they are the test samples.
+        """
+        genes = {role: rows[:, 1:] for role, rows in raw.items()}
+        fit_to = [genes["train"]] if params["scaling_fit"] == "train" else None
+        scaled_by = scale_features(params["scaling"], *genes.values(), fit_to=fit_to)
+        samples = {role: _samples(rows, params["classes"]) for role, rows in raw.items()}
+        train, test = samples["train"], samples["test"]
+        add_noise(train, params)
+        names = self.imported_names(params, genes["train"].shape[1])
         preparation = self.prepared(params, scaled_by, **names)
-        return DataSet(train_samples, test_samples, test_samples, preparation=preparation)
+        return DataSet(train, samples.get("validation", test), test, preparation=preparation)
 
     def new_inputs(
         self,

@@ -30,7 +30,7 @@ from candle_p1.benchmark import (
     Trained,
     compare_with_naive,
 )
-from candle_p1.data.cases import LAYOUT, Cases, num_validation
+from candle_p1.data.cases import LAYOUT, Cases, Part
 from candle_p1.data.names import match
 from candle_p1.data.samples import Selected, Several
 from candle_p1.data.table import TextColumn
@@ -95,11 +95,23 @@ class P1b1(Benchmark):
 
     name = "p1b1"
     title = "P1B1: autoencoder of gene expression profiles"
-    files = {"train": "train_data", "test": "test_data", "landmarks": "landmark_data"}  # noqa: RUF012
-    layouts = {"train": LAYOUT, "test": LAYOUT, "landmarks": LANDMARKS}  # noqa: RUF012
+    files = {  # noqa: RUF012
+        "train": "train_data",
+        "validation": "val_data",
+        "test": "test_data",
+        "landmarks": "landmark_data",
+        "groups": "group_data",
+    }
+    layouts = {  # noqa: RUF012
+        **dict.fromkeys(("train", "validation", "test"), LAYOUT),
+        "landmarks": LANDMARKS,
+    }
     recipe = P1b1Recipe()
     importable = Importable(needs_labels=False)
-    supports = frozenset({"batch_normalization", "feature_subsample", "shuffle", "val_split"})
+    supports = frozenset(
+        {"batch_normalization", "feature_subsample", "shuffle", "val_split"}
+        | {"fold", "folds", "group_data", "val_data"}
+    )
     acts_with = {  # noqa: RUF012
         "loss": {"model": ("ae",)},
         "latent_activation": {"model": ("ae",)},
@@ -204,12 +216,13 @@ class P1b1(Benchmark):
         )
 
     def needed_files(self, params: ParameterSet) -> Sequence[str]:
-        """Returns the roles of both tables and, if used, of the list of landmark genes."""
-        return ["train", "test", *["landmarks"] * params["use_landmark_genes"]]
+        """Returns the roles of the tables and, if used, of the list of landmark genes."""
+        uses = params["use_landmark_genes"]
+        return [role for role in super().needed_files(params) if uses or role != "landmarks"]
 
     def load_data(self, reader: Reader, params: ParameterSet) -> Raw:
         """Returns the cases of both files, and the names of the landmark genes."""
-        cases, landmarks = Cases.read(reader, uses_types=params["model"] == "cvae"), None
+        cases, landmarks = Cases.read(reader, params, uses_types=params["model"] == "cvae"), None
         if params["use_landmark_genes"]:
             landmarks = reader.load("landmarks", _landmark_names)
             genes = TextColumn(sorted(landmarks), np.arange(len(landmarks), dtype=np.int32))
@@ -224,25 +237,23 @@ class P1b1(Benchmark):
         if raw.landmarks is not None:
             cases.select([i for i, name in enumerate(cases.features) if name in raw.landmarks])
         cases.select_first(params["feature_subsample"])
-        order, test = cases.orders(params["shuffle"], params["rng_seed"])
-        num_train = len(order) - num_validation(len(order), params["val_split"])
-        train, validation = order[:num_train], order[num_train:]
-        fit_to = train if params["scaling_fit"] == "train" else None
-        scaled_by = cases.scale(params["scaling"], fit_to)
+        train, validation, test = cases.parts(params, validates_on_last=True)
+        scaled_by = cases.scale(params, train)
         conditioned = params["model"] == "cvae"
 
-        def samples(x: Any, y: Any, rows: Any) -> Samples:
-            profiles = Selected(x, rows)
+        def samples(part: Part) -> Samples:
+            profiles = Selected(part.x, part.rows)
             if not conditioned:
                 return Samples(profiles, profiles)
-            return Samples(Several((profiles, cases.one_hot(y[rows]))), profiles)
+            return Samples(Several((profiles, cases.one_hot(part.y[part.rows]))), profiles)
 
+        tested = samples(test)
         return P1b1Data(
-            samples(cases.x_train, cases.y_train, train),
-            samples(cases.x_train, cases.y_train, validation),
-            samples(cases.x_test, cases.y_test, test),
+            samples(train),
+            tested if validation is test else samples(validation),
+            tested,
             cases.types,
-            cases.y_test[test],
+            test.y[test.rows],
             preparation=self.prepared(
                 params, scaled_by, features=cases.features, classes=cases.types
             ),

@@ -23,7 +23,7 @@ from candle_p1.benchmark import (
     Trained,
     compare_with_naive,
 )
-from candle_p1.data.cases import LAYOUT, Cases, num_validation
+from candle_p1.data.cases import LAYOUT, Cases, Part
 from candle_p1.data.samples import Selected
 from candle_p1.data.transforms import SCALINGS
 from candle_p1.files import write_atomically
@@ -53,10 +53,18 @@ class P1b2(Benchmark):
 
     name = "p1b2"
     title = "P1B2: cancer type by somatic mutations"
-    layouts = {"train": LAYOUT, "test": LAYOUT}  # noqa: RUF012
+    files = {  # noqa: RUF012
+        "train": "train_data",
+        "validation": "val_data",
+        "test": "test_data",
+        "groups": "group_data",
+    }
+    layouts = dict.fromkeys(("train", "validation", "test"), LAYOUT)
     recipe = P1b2Recipe()
     importable = Importable(needs_labels=True)
-    supports = frozenset({"feature_subsample", "shuffle", "val_split"})
+    supports = frozenset(
+        {"feature_subsample", "fold", "folds", "group_data", "shuffle", "val_data", "val_split"}
+    )
     paper = PaperRuns(
         # The most ranks that the paper reports.
         sizes={
@@ -82,25 +90,23 @@ class P1b2(Benchmark):
     )
 
     def load_data(self, reader: Reader, params: ParameterSet) -> Cases:
-        """Returns the cases of both files."""
-        return Cases.read(reader)
+        """Returns the cases of the files."""
+        return Cases.read(reader, params)
 
     def preprocess(self, raw: Cases, params: ParameterSet) -> P1b2Data:
         """Scales the features in place; uses the first training cases for validation."""
         raw.select_first(params["feature_subsample"])
-        order, test = raw.orders(params["shuffle"], params["rng_seed"])
-        num = num_validation(len(order), params["val_split"])
-        validation, train = order[:num], order[num:]
-        fit_to = train if params["scaling_fit"] == "train" else None
-        scaled_by = raw.scale(params["scaling"], fit_to)
+        train, validation, test = raw.parts(params, validates_on_last=False)
+        scaled_by = raw.scale(params, train)
 
-        def samples(x: Any, y: Any, rows: Any) -> Samples:
-            return Samples(Selected(x, rows), raw.one_hot(y[rows]))
+        def samples(part: Part) -> Samples:
+            return Samples(Selected(part.x, part.rows), raw.one_hot(part.y[part.rows]))
 
+        tested = samples(test)
         return P1b2Data(
-            samples(raw.x_train, raw.y_train, train),
-            samples(raw.x_train, raw.y_train, validation),
-            samples(raw.x_test, raw.y_test, test),
+            samples(train),
+            tested if validation is test else samples(validation),
+            tested,
             raw.types,
             preparation=self.prepared(params, scaled_by, features=raw.features, classes=raw.types),
         )

@@ -57,6 +57,9 @@ def _plan_options(function: Callable[..., None]) -> Callable[..., None]:
         number_option(
             "--repeats", "repeats", "Number of runs of each configuration.", most=MAX_RUNS
         ),
+        number_option(
+            "--folds", "folds", "Cross-validation: number of folds.", least=2, most=MAX_RUNS
+        ),
         click.option("--ranks", type=NumberList(), help="Numbers of ranks."),
         _output,
         _size,
@@ -101,6 +104,7 @@ def show_command(plan: Plan) -> None:
     examples=[
         "candle-p1 study run strong-nt3",
         "candle-p1 study run strong-nt3 --ranks 1,2 --data_dir DIR",
+        "candle-p1 study run FILE.toml --folds 5 --repeats 1 --data_dir DIR",
     ],
 )
 @_plan_options

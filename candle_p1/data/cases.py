@@ -2,88 +2,130 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from candle_p1.data.folds import hold_out
 from candle_p1.data.names import match
 from candle_p1.data.reader import Reader
 from candle_p1.data.samples import pandas_sample
 from candle_p1.data.table import CsvLayout, Table, repeated
 from candle_p1.data.transforms import scale_features
 from candle_p1.errors import DataError, ParameterError
+from candle_p1.parameters.parameter_set import ParameterSet
 
 LAYOUT = CsvLayout(header=True, text_columns=("case_id", "cancer_type"))
 
 
 @dataclass
-class Cases:
-    """The cases of both files.
+class Part:
+    """Some cases of a file, such as those to train on.
 
     Attributes:
-        x_train: Features, float32, shape (cases, features).
-        x_test: The same for the test cases.
-        y_train: Index into `types`, int64, shape (cases,).
-        y_test: The same for the test cases.
-        types: The cancer types in either file, sorted.
+        x: The features of all cases of the file, float32, shape (cases, features).
+        y: Their types, as an index into `Cases.types`, int64, shape (cases,).
+        rows: The cases of this part, in order, int64.
+    """
+
+    x: NDArray[np.float32]
+    y: NDArray[np.int64]
+    rows: NDArray[np.int64]
+
+
+@dataclass
+class Cases:
+    """The cases of the files.
+
+    Attributes:
+        x: The features of each file, by role: float32, shape (cases, features).
+        y: The types of its cases, as an index into `types`: int64, shape (cases,).
+        types: The cancer types in any file, sorted.
         features: The names of the features.
     """
 
-    x_train: NDArray[np.float32]
-    x_test: NDArray[np.float32]
-    y_train: NDArray[np.int64]
-    y_test: NDArray[np.int64]
+    x: dict[str, NDArray[np.float32]]
+    y: dict[str, NDArray[np.int64]]
     types: list[str]
     features: list[str]
 
     @classmethod
-    def read(cls, reader: Reader, uses_types: bool = True) -> Cases:
-        """Reads the files with the roles train and test; checks the types if the model uses them.
+    def read(cls, reader: Reader, params: ParameterSet, uses_types: bool = True) -> Cases:
+        """Reads the files; in cross-validation, the test cases are those of the fold held out.
+
+        Checks the types if the model uses them.
 
         Raises:
             DataError: They cannot be read, or do not have the same features; a case has two types,
-                or fewer than half of the types in the test file are in the training file.
+                or fewer than half of the types in another file are in the training file.
         """
-        train, test = reader.read("train", LAYOUT), reader.read("test", LAYOUT)
-        if test.columns != train.columns:
-            raise DataError(
-                f"its {len(test.columns)} features are not the {len(train.columns)} of"
-                f" {reader.files.paths['train']}, or not in the same order",
-                reader.files.paths["test"],
-                1,
-            )
-        _check_names(train, test, reader, uses_types)
-        types = sorted({*train.text["cancer_type"].names, *test.text["cancer_type"].names})
+        train = reader.read("train", LAYOUT)
+        tables = {"train": train}
+        for role in sorted({"validation", "test"} & reader.files.paths.keys()):
+            table = tables[role] = reader.read(role, LAYOUT)
+            if table.columns != train.columns:
+                raise DataError(
+                    f"its {len(table.columns)} features are not the {len(train.columns)} of"
+                    f" {reader.files.paths['train']}, or not in the same order",
+                    reader.files.paths[role],
+                    1,
+                )
+            _check_names(train, table, reader, role, uses_types)
+        if params["folds"]:
+            ids, kinds = (train.text[name].values() for name in LAYOUT.text_columns)
+            labels = kinds if uses_types else [""] * len(ids)
+            tables["train"], tables["test"] = hold_out(reader, params, train, labels, ids)
+        names = [table.text["cancer_type"].names for table in tables.values()]
+        types = sorted(set().union(*names))
         return cls(
-            train.values,
-            test.values,
-            _indices(train, types),
-            _indices(test, types),
+            {role: table.values for role, table in tables.items()},
+            {role: _indices(table, types) for role, table in tables.items()},
             types,
             train.columns,
         )
 
-    def orders(self, shuffle: bool, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the order of the cases of each file: the file's, or shuffled as in CANDLE."""
-        train, test = (
-            pandas_sample(len(x), 1.0, seed) if shuffle else np.arange(len(x))
-            for x in (self.x_train, self.x_test)
-        )
-        return train, test
+    def parts(self, params: ParameterSet, *, validates_on_last: bool) -> tuple[Part, Part, Part]:
+        """Returns the cases for training, validation and test.
+
+        Training and test cases have the order of their file, or are shuffled as in CANDLE.
+        Validation has its own file; in cross-validation, it is the part for testing; else the
+        fraction val_split of the training cases.
+
+        Raises:
+            ParameterError: The fraction leaves no cases.
+        """
+
+        def part(role: str, shuffle: bool) -> Part:
+            num = len(self.x[role])
+            rows = pandas_sample(num, 1.0, params["rng_seed"]) if shuffle else np.arange(num)
+            return Part(self.x[role], self.y[role], rows)
+
+        train, test = (part(role, params["shuffle"]) for role in ("train", "test"))
+        if "validation" in self.x:
+            validation = part("validation", shuffle=False)
+        elif params["folds"]:
+            validation = test
+        else:
+            num = num_validation(len(train.rows), params["val_split"])
+            order = np.roll(train.rows, num) if validates_on_last else train.rows
+            validation = replace(train, rows=order[:num])
+            train = replace(train, rows=order[num:])
+        return train, validation, test
 
     def take_first(self, num_cases: int) -> None:
         """Keeps the first cases of each file, as CANDLE's train_samples does; 0 means all."""
         if num_cases:
-            self.x_train, self.x_test = self.x_train[:num_cases], self.x_test[:num_cases]
-            codes = self.y_train[:num_cases], self.y_test[:num_cases]
+            self.x = {role: x[:num_cases] for role, x in self.x.items()}
+            codes = [y[:num_cases] for y in self.y.values()]
             present, indices = np.unique(np.concatenate(codes), return_inverse=True)
             self.types = [self.types[i] for i in present]
-            self.y_train, self.y_test = np.split(indices, [len(self.x_train)])
+            ends = np.cumsum([len(each) for each in codes])[:-1]
+            self.y = dict(zip(self.y, np.split(indices, ends), strict=True))
 
     def select(self, features: list[int]) -> None:
         """Keeps some features, given by index, in this order."""
-        self.x_train, self.x_test = self.x_train[:, features], self.x_test[:, features]
+        self.x = {role: x[:, features] for role, x in self.x.items()}
         self.features = [self.features[i] for i in features]
 
     def select_first(self, num_features: int) -> None:
@@ -92,15 +134,15 @@ class Cases:
             self.select(list(range(num_features)))
 
     def scale(
-        self, scaling: str, train_rows: slice | NDArray[np.int64] | None
+        self, params: ParameterSet, train: Part
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Scales the features in place, fitted to all cases or only to some training cases.
+        """Scales the features in place, fitted to all cases or only to those for training.
 
         Returns:
             The offset and the scale of each feature, as `scale_features` does.
         """
-        fit_to = None if train_rows is None else [self.x_train[train_rows]]
-        return scale_features(scaling, self.x_train, self.x_test, fit_to=fit_to)
+        fit_to = [train.x[train.rows]] if params["scaling_fit"] == "train" else None
+        return scale_features(params["scaling"], *self.x.values(), fit_to=fit_to)
 
     def one_hot(self, y: NDArray[np.int64]) -> NDArray[np.float32]:
         """Returns the one-hot encoding of types, float32, shape (cases, types)."""
@@ -122,23 +164,23 @@ def num_validation(num_cases: int, fraction: float | None) -> int:
     return num
 
 
-def _check_names(train: Table, test: Table, reader: Reader, uses_types: bool) -> None:
-    ids, types = ((test.text[name], train.text[name].names) for name in LAYOUT.text_columns)
-    cases = match(reader, "cases", ("test", "train"), *ids).facts
+def _check_names(train: Table, other: Table, reader: Reader, role: str, uses_types: bool) -> None:
+    ids, types = ((other.text[name], train.text[name].names) for name in LAYOUT.text_columns)
+    cases = match(reader, "cases", (role, "train"), *ids).facts
     if cases.num_matched:
         reader.warn(
-            f"{cases.num_matched:,} of {cases.num_left:,} test cases are training cases, too: the"
-            " model is tested on samples that it was trained on"
+            f"{cases.num_matched:,} of {cases.num_left:,} {role} cases are training cases, too: the"
+            f" {role} metrics are those of samples that the model was trained on"
         )
     if uses_types:
-        match(reader, "types", ("test", "train"), *types, "no case trains their outputs")
-        values = [[column.values() for column in table.text.values()] for table in (train, test)]
+        match(reader, "types", (role, "train"), *types, "no case trains their outputs")
+        values = [[column.values() for column in table.text.values()] for table in (train, other)]
         rows = {row for columns in values for row in zip(*columns, strict=True)}
         torn = repeated(case for case, *_ in rows)
         if torn:
             raise DataError(
                 f"the case {min(torn)!r} has several types, here or in"
-                f" {reader.files.paths['test']}: correct its rows",
+                f" {reader.files.paths[role]}: correct its rows",
                 reader.files.paths["train"],
             )
 

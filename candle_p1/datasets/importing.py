@@ -21,6 +21,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from candle_p1.data.directory import IMPORT_NAME, Importable
+from candle_p1.data.folds import divisions, kinds_of_groups
 from candle_p1.data.table import CsvLayout
 from candle_p1.datasets.delimited import TextForm
 from candle_p1.datasets.foreign import (
@@ -169,6 +170,8 @@ def understand_samples(
         "features": features,
         "samples": {role: [*of_role.index] for role, of_role in values.items()},
     }
+    if "group" in train.about:
+        facts["groups"] = {"train": [*train.about["group"]]}
     sources = [path for path in (table, test_table, options.labels) if path]
     return Imported(target, parts, facts, sources, options, notes)
 
@@ -229,16 +232,15 @@ def _split(samples: Cohort, options: ImportOptions) -> tuple[Cohort, Cohort]:
 
     path, labels = samples.path, samples.about["label"]
     groups = samples.about.get("group", pd.Series(labels.index, labels.index))
-    kinds = labels.groupby(groups, sort=False).agg(lambda each: each.mode()[0])
+    kinds = kinds_of_groups(labels, groups)
     if few := [name for name, num in Counter(kinds).items() if num < 2]:
         what = repr(options.group) if options.group else "sample"
         raise DataError(f"there is only one {what} of the class {examples(few)}", path)
     splitter = StratifiedShuffleSplit(1, test_size=options.test_fraction, random_state=options.seed)
     try:
-        ((_, chosen),) = splitter.split(kinds, kinds)
+        (is_test,) = divisions(splitter, kinds, groups)
     except ValueError as error:
         raise DataError(f"the samples cannot be split: {error}", path) from error
-    is_test = groups.isin(kinds.index[chosen])
     train, test = samples.take(~is_test), samples.take(is_test)
     if lacking := set(train.about["label"]).symmetric_difference(test.about["label"]):
         raise DataError(

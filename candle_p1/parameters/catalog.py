@@ -79,7 +79,21 @@ _declare(
     Parameter("model_name", str, None, "name of the model in file names"),
     Parameter("home_dir", str, None, "home directory", needs_support=True),
     Parameter("train_data", str, None, "file of training samples", old_names=("file_train",)),
-    Parameter("val_data", str, None, "file of validation samples", needs_support=True),
+    Parameter(
+        "val_data",
+        str,
+        None,
+        "file of validation samples, like that of training samples",
+        needs_support=True,
+    ),
+    Parameter(
+        "group_data",
+        str,
+        None,
+        "file with the group of each training sample, such as its patient, which folds do not"
+        " divide: a line for each, or import.json",
+        needs_support=True,
+    ),
     Parameter("test_data", str, None, "file of test samples", old_names=("file_test",)),
     Parameter(
         "data_url",
@@ -397,6 +411,19 @@ _declare(
     Parameter("size", str, "small", "size of the synthetic data used if no data file is named"),
     Parameter("data_seed", int, 2019, "seed of the synthetic data", minimum=0, maximum=MAX_SEED),
     Parameter(
+        "folds",
+        int,
+        0,
+        "cross-validation: folds of the training file, one of which is held out for validation and"
+        " test; 0: none",
+        minimum=0,
+        maximum=1000,
+        needs_support=True,
+    ),
+    Parameter(
+        "fold", int, 1, "the fold held out, from 1", role=Role.SEED, minimum=1, needs_support=True
+    ),
+    Parameter(
         "scaling_fit", str, "all", "samples that the scaling is fitted to", choices=("all", "train")
     ),
     Parameter(
@@ -542,6 +569,7 @@ _ACTS_WITH: tuple[tuple[str, Needs], ...] = (
     ("warmup_by base_lr", {"warmup_epochs": ()}),
     ("patience", {"early_stop": ()}),
     ("test_steps", {"eval_bool": ()}),
+    ("fold group_data", {"folds": ()}),
     ("pool locally_connected", {"conv": ()}),
     ("load_threads", {"loader": ("parallel", "cached")}),
     ("cache_dir cache_limit stage_dir", {"loader": ("cached",)}),

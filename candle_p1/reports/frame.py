@@ -230,7 +230,8 @@ def _facts(record: RunRecord) -> dict[str, Any]:
         "hosts": " ".join(sorted({rank.host for rank in ranks})) or None,
         **_hardware(record),
         "num_segments": len(record.segments or [record]),
-        "seed": _of_type(int, parameters.get("rng_seed")),
+        "seed": _seed(parameters),
+        "folds": _of_type(int, parameters.get("folds")) or 0,
         "deterministic": _of_type(bool, parameters.get("deterministic")),
         "epochs_per_rank": len(epochs) if facts["stopped"] else plan.get("epochs_per_rank"),
         "merits": tuple(merits),
@@ -287,6 +288,12 @@ def _at(section: Any, place: str) -> Any:
 
 def _of_type(kind: type, value: Any) -> Any:
     return value if isinstance(value, kind) else None
+
+
+def _seed(parameters: Mapping[str, Any]) -> int | str | None:
+    """Returns what tells repeats apart: the seed and, in cross-validation, the fold held out."""
+    seed = _of_type(int, parameters.get("rng_seed"))
+    return f"{seed}, fold {parameters.get('fold')}" if parameters.get("folds") else seed
 
 
 def _times(record: RunRecord, epochs: Iterable[EpochRecord]) -> dict[str, Any]:

@@ -12,8 +12,10 @@ from candle_p1.reports.columns import Quantity
 from candle_p1.reports.experiments import Experiment, Point
 from candle_p1.reports.frame import PARTS
 from candle_p1.reports.published import all_published, published, published_loading
+from candle_p1.reports.quality import of_each_seed
 from candle_p1.reports.render import Cell, Content, ReportTable
 from candle_p1.reports.speed import file_loads, gains_table, scaling_table
+from candle_p1.reports.statistics import estimate_mean
 from candle_p1.reports.words import contents, file_name, listed
 
 Column = Quantity | tuple[str, Callable[[Point], Cell]]
@@ -95,8 +97,17 @@ def _quality(experiment: Experiment) -> Content:
     if not name:
         return [], [], []
     batch_size = ("batch size", _batch_size)
+    on_test = c.quality_on_test(name)
+
+    def mean(point: Point) -> Cell:
+        """Returns the mean over repeats and folds, also of runs that were continued."""
+        runs = point.all_runs[point.all_runs["status"] == "ok"]
+        return estimate_mean(of_each_seed(runs, on_test), max(runs["folds"], default=0))
+
     shown: list[Column] = [EPOCHS_PER_RANK, batch_size, *c.qualities(name), c.naive(name)]
-    return of_points(experiment, shown)
+    shown.append((f"mean {on_test.title}", mean))
+    headings, rows, notes = of_points(experiment, shown)
+    return headings, rows, [*notes, *[contents()["mean"]["note"]] * any(row[-1] for row in rows)]
 
 
 def _efficiency(experiment: Experiment) -> Content:

@@ -1,8 +1,8 @@
 """Estimates from repeated measurements: medians and ratios with their confidence intervals.
 
-No distribution is assumed. Intervals depend only on the order of the values: the sign test for a
-median, the Mann-Whitney test for the ratio of two sets. Where there are too few values for a
-confidence of 95 %, the widest interval is given, with the confidence that it has.
+No distribution is assumed, except of means. Intervals depend only on the order of the values: the
+sign test for a median, the Mann-Whitney test for the ratio of two sets. Where there are too few
+values for a confidence of 95 %, the widest interval is given, with the confidence that it has.
 """
 
 from __future__ import annotations
@@ -74,6 +74,30 @@ def estimate_median(values: Sequence[float]) -> Estimate:
     num, ordered = len(values), sorted(values)
     outcomes = [comb(num, below) for below in range(num // 2 + 1)]
     return _estimate(statistics.median(ordered), ordered, outcomes, 2**num, (num,))
+
+
+def estimate_mean(values: Sequence[float], num_folds: int = 0) -> Estimate | None:
+    """Returns the mean of repeats with Student's interval; None for fewer than two values.
+
+    Values of cross-validation are not independent, because folds share training samples. For them,
+    the variance of the mean, s^2 / n, becomes s^2 (1 / n + 1 / (K - 1)), where the second summand
+    is the ratio of the samples held out to those trained on. See Nadeau and Bengio, "Inference for
+    the Generalization Error", Machine Learning 52 (2003), section 3.
+
+    Args:
+        values: One for each repeat or fold, of distributions that are about normal.
+        num_folds: K; 0 for repeats with all training samples.
+    """
+    num = len(values)
+    if num < 2:
+        return None
+    from scipy.stats import t
+
+    ratio = 1 / (num_folds - 1) if num_folds else 0.0
+    deviation = statistics.stdev(values) * sqrt(1 / num + ratio)
+    half = float(t.ppf((1 + CONFIDENCE) / 2, num - 1)) * deviation
+    mean = statistics.fmean(values)
+    return Estimate(mean, mean - half, mean + half, CONFIDENCE, (num,))
 
 
 def estimate_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Estimate:

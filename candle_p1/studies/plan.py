@@ -46,12 +46,14 @@ class Choice:
     """What the user has chosen about a study; None leaves the study's own value.
 
     `repeats` are the runs of each point, `seed` is that of the order, and `flags` are those of the
-    benchmark for all runs, as command-line arguments.
+    benchmark for all runs, as command-line arguments. With `folds`, each of them is held out once,
+    in every repeat.
     """
 
     size: str | None = None
     ranks: Sequence[int] | None = None
     repeats: int | None = None
+    folds: int | None = None
     seed: int | None = None
     flags: Sequence[str] = ()
 
@@ -185,6 +187,11 @@ def make_plan(study: Study, choice: Choice, output: Path, directory: Path | None
     name, size = study.size(choice.size)
     directory = directory or expand_user(output).absolute() / f"{study.name}-{name}"
     repeats = size.repeats if choice.repeats is None else choice.repeats
+    if choice.folds:
+        vary = {**size.vary, "fold": [*range(1, choice.folds + 1)]}
+        size = size.model_copy(
+            update={"flags": {**size.flags, "folds": choice.folds}, "vary": vary}
+        )
     seed = study.seed if choice.seed is None else choice.seed
     crossed: list[Sequence[Any]] = [*size.vary.values(), *size.environment.values()]
     crossed += [size.threads or [0], study.benchmark, size.variants, choice.ranks or size.ranks]

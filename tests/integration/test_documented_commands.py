@@ -127,10 +127,13 @@ def test_commands_for_newcomers(clone, environment, tmp_path_factory):
 
 
 def test_commands_for_owners_of_data(clone, environment, tmp_path_factory):
-    (record,) = run_pages(["docs/own-data.md"], clone, environment, tmp_path_factory)
-    assert not record["data"]["synthetic"]
-    accuracy = record["quality"]["accuracy"]
-    assert accuracy["value"] > 0.9 > 0.6 > accuracy["naive"]
+    records = run_pages(["docs/own-data.md"], clone, environment, tmp_path_factory)
+    held_out = [record["data"]["num_test"] for record in records]
+    assert sorted(held_out) == 5 * [48] + [60]
+    for record in records:
+        assert not record["data"]["synthetic"]
+        accuracy = record["quality"]["accuracy"]
+        assert accuracy["value"] > 0.9 > 0.6 > accuracy["naive"]
 
 
 def test_commands_for_authors(clone, environment, tmp_path_factory):

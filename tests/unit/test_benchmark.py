@@ -164,6 +164,9 @@ def test_a_table_that_is_wrong_is_refused_before_a_run(small_data, tmp_path, nam
     (tmp_path / "landmarks.tsv").write_text("\tgdc\tname\n1\tg1\tone\n")
     flags = ["--data_dir", str(directory), *ALL_TABLES.get(name, [])]
     params = bind(*flags, benchmark=benchmark)
+    if role == "validation":
+        own = shutil.copy(params["test_data"], tmp_path / "own.csv")
+        params = bind(*flags, "--val_data", str(own), benchmark=benchmark)
     benchmark.check_tables(params)
     path, layout = Path(params[benchmark.files[role]]), benchmark.layouts[role]
     text = path.read_text()

@@ -13,6 +13,7 @@ from candle_p1.errors import DataError, ParameterError
 from candle_p1.training.setup import locate_files
 
 TYPES = ["BRCA", "LUAD", "SKCM"]
+PARAMS = {"folds": 0}
 FEATURES = [f"gene{i}" for i in range(6)]
 
 
@@ -132,19 +133,19 @@ def test_a_test_file_may_have_other_types_but_not_other_features(frames, tmp_pat
     paths = {role: tmp_path / f"{role}.csv" for role in ("train", "test")}
     frames["test"].rename(columns={"gene3": "other"}).to_csv(paths["test"], index=False)
     with pytest.raises(DataError, match=r"test\.csv, line 1: .*train\.csv"):
-        Cases.read(Reader(FileSet.at(paths)))
+        Cases.read(Reader(FileSet.at(paths)), PARAMS)
     frames["test"].assign(cancer_type="ACC").to_csv(paths["test"], index=False)
     with pytest.raises(DataError, match="too few types match: 1 of 1"):
-        Cases.read(Reader(FileSet.at(paths)))
+        Cases.read(Reader(FileSet.at(paths)), PARAMS)
     half = [TYPES[0], "ACC"] * (len(frames["test"]) // 2)
     frames["test"].assign(cancer_type=half).to_csv(tmp_path / "half.csv", index=False)
     reader = Reader(FileSet.at(paths | {"test": tmp_path / "half.csv"}))
-    assert Cases.read(reader).types == ["ACC", *TYPES]
+    assert Cases.read(reader, PARAMS).types == ["ACC", *TYPES]
     assert reader.warnings[0].endswith("('ACC'): no case trains their outputs")
-    cases = Cases.read(Reader(FileSet.at(paths)), uses_types=False)
+    cases = Cases.read(Reader(FileSet.at(paths)), PARAMS, uses_types=False)
     assert cases.types == ["ACC", *TYPES]
-    assert set(cases.y_test) == {0}
-    assert [cases.types[i] for i in cases.y_train] == frames["train"]["cancer_type"].tolist()
+    assert set(cases.y["test"]) == {0}
+    assert [cases.types[i] for i in cases.y["train"]] == frames["train"]["cancer_type"].tolist()
 
 
 @pytest.mark.parametrize(
@@ -170,3 +171,24 @@ def test_names_that_do_not_match_are_told_or_refused(prepared, frames, tmp_path,
     except DataError as error:
         found = f"refused: {error}"
     assert re.search(message, found), found
+
+
+@pytest.mark.parametrize("fit", ["all", "train"])
+@pytest.mark.parametrize("name", ["p1b1", "p1b2"])
+def test_validation_cases_of_ones_own_are_scaled_with_the_others(
+    prepared, frames, tmp_path, name, fit
+):
+    own = frames["test"].head(5).assign(case_id=[f"own-{i}" for i in range(5)], gene0=20.0)
+    own.to_csv(tmp_path / "own.csv", index=False)
+    data = prepared(name, f"--val_data={tmp_path}/own.csv", "--scaling_fit", fit, "--shuffle=0")
+    fitted = [frames["train"], *([frames["test"], own] if fit == "all" else [])]
+    train, _ = scaled(frames, *fitted)
+    np.testing.assert_allclose(data.train[:][0], train, atol=1e-6)
+    values = pd.concat(fitted)["gene0"]
+    expected = (20 - values.min()) / (values.max() - values.min())
+    np.testing.assert_allclose(data.validation[:][0][:, 0], expected, rtol=1e-6)
+    assert len(data.validation) == 5
+    assert prepared.reader.identify()["validation"]["path"].endswith("own.csv")
+    own.rename(columns={"gene3": "other"}).to_csv(tmp_path / "own.csv", index=False)
+    with pytest.raises(DataError, match=r"own\.csv, line 1: .*train\.csv"):
+        prepared(name, f"--val_data={tmp_path}/own.csv")

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from candle_p1.reports.statistics import Estimate, estimate_median, estimate_ratio, summarize
+from candle_p1.reports.statistics import (
+    Estimate,
+    estimate_mean,
+    estimate_median,
+    estimate_ratio,
+    summarize,
+)
 from candle_p1.reports.words import cell, interval, number
 
 TIMES = st.lists(st.floats(1e-3, 1e4), min_size=1, max_size=40)
@@ -91,3 +97,13 @@ def test_intervals_name_their_kind():
         assert words in interval(estimate)
         assert cell(estimate) == text
     assert cell(Estimate(0.5, -0.001, 20.0, 0.95, (6,))) == "0.500 (0.0 to 20.0)"
+
+
+def test_the_mean_of_repeats_and_of_folds():
+    repeats = estimate_mean([0.8, 0.9, 1.0])
+    assert (repeats.value, repeats.num, repeats.is_confident) == (pytest.approx(0.9), (3,), True)
+    # t(0.975; 2) = 4.302653, s = 0.1
+    assert repeats.high - repeats.value == pytest.approx(4.302653 * 0.1 / 3**0.5)
+    folds = estimate_mean([0.8, 0.9, 1.0], num_folds=3)
+    assert folds.value - folds.low == pytest.approx(4.302653 * 0.1 * (1 / 3 + 1 / 2) ** 0.5)
+    assert estimate_mean([0.8]) is None

@@ -130,3 +130,13 @@ def test_the_ready_made_studies_cover_the_papers_sweeps():
     figures = {f"Figure {i}" for i in (3, *range(6, 22))}
     assert shown >= figures | {f"Table {i}" for i in (2, 3, 4, 5, 6)}
     assert set(READY) >= {(name, size) for name in list_studies() for size in ("small", "paper")}
+
+
+def test_folds_are_crossed_with_repeats_each_of_which_divides_anew(plan):
+    text = 'title = "t"\nbenchmark = "nt3"\nrepeats = 2\nminutes = 5\nsizes.one.ranks = [1]\n'
+    runs = plan(text, folds=3).runs
+    found = sorted((run.settings["rng_seed"], run.settings["fold"]) for run in runs)
+    assert found == [(7102 + repeat, fold) for repeat in range(2) for fold in (1, 2, 3)]
+    assert {run.flags["folds"] for run in runs} == {3}
+    with pytest.raises(ParameterError, match="are the same run"):
+        plan(text.replace("nt3", "p1b3"), folds=3)
