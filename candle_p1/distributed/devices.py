@@ -15,13 +15,14 @@ from typing import TypeVar
 from candle_p1.distributed.backend import import_keras
 from candle_p1.distributed.comm import Communicator, agree
 from candle_p1.distributed.engine import Engine
-from candle_p1.distributed.gpus import device_name, num_visible, visible_gpus
+from candle_p1.distributed.gpus import card_here, device_name, num_visible, visible_gpus
 from candle_p1.distributed.launch_environment import read_number
 from candle_p1.distributed.programs import Programs
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.instrument.phases import region
 from candle_p1.records.environment import Topology, available_cores, core_quota, core_topology
 from candle_p1.scaling import share_bounds
+from candle_p1.text import count
 
 T = TypeVar("T")
 CPU = "cpu"
@@ -249,7 +250,9 @@ def _configure_tensorflow(
 
     if deterministic:
         tf.config.experimental.enable_op_determinism()
-    mine = _choose(tf.config.list_physical_devices("GPU"), gpus, comm)
+    found = tf.config.list_physical_devices("GPU")
+    _check_own(comm, len(found), gpus)
+    mine = _choose(found, gpus, comm)
     if mine is None:
         tf.config.set_visible_devices([], "GPU")
         tf.config.threading.set_intra_op_parallelism_threads(threads)
@@ -264,7 +267,9 @@ def _choose_jax_gpu(comm: Communicator, gpus: Sequence[int] | None, deterministi
     """Hides all GPUs but this rank's from JAX, which would reserve the memory of all of them."""
     import jax
 
-    mine = _choose(range(num_visible()), gpus, comm)
+    found = range(num_visible())
+    _check_own(comm, len(found), gpus)
+    mine = _choose(found, gpus, comm)
     if mine is None:
         return
     jax.config.update("jax_cuda_visible_devices", str(mine))
@@ -286,8 +291,27 @@ def _choose(found: Sequence[T], gpus: Sequence[int] | None, comm: Communicator) 
                 f"gpus {list(gpus)}: this node has {len(found)} GPUs, numbered from 0"
             )
         found = [found[index] for index in gpus]
-    if 1 < len(found) < comm.local_size:
-        raise SetupError(
-            f"{comm.local_size} ranks on a node with {len(found)} GPUs: start at most one per GPU"
-        )
     return found[comm.local_rank % len(found)] if found else None
+
+
+def _check_own(comm: Communicator, num_found: int, gpus: Sequence[int] | None) -> None:
+    """Checks that no GPU of this node is that of two ranks; collective over the node.
+
+    A rank that sees one GPU has its own if its launcher gives each rank another one (jsrun -g1),
+    which NVML knows. Where it is not installed, NCCL will say so.
+
+    Raises:
+        SetupError: There are more ranks than GPUs; the same on every rank of the node.
+    """
+    num_found = len(gpus) if gpus is not None and num_found else num_found
+    card = card_here(gpus) if num_found == 1 and comm.local_size > 1 else None
+    seen = comm.local.allgather((num_found, card))
+    cards = {card for _, card in seen}
+    num = max(num for num, _ in seen)
+    if num == 1:
+        num = comm.local_size if None in cards else len(cards)
+    if 0 < num < comm.local_size:
+        raise SetupError(
+            f"{comm.local_size} ranks on a node with {count(num, 'GPU')}: a GPU can be that of one"
+            f" rank only, so start {count(num, 'rank')} on a node (--np {num} on this machine)"
+        )

@@ -21,7 +21,9 @@ import numpy as np
 from candle_p1.distributed.comm import Communicator
 from candle_p1.distributed.launch_environment import read_number
 from candle_p1.errors import SetupError
-from candle_p1.instrument.power.gpus import AMD, NVIDIA
+from candle_p1.instrument.power.gpus import AMD, NVIDIA, JobGpus, visible_here
+from candle_p1.instrument.power.nvml import NvmlSource
+from candle_p1.instrument.power.source import SensorError
 from candle_p1.records.environment import package_versions
 from candle_p1.text import name_nodes
 
@@ -149,6 +151,20 @@ def num_visible(environ: Mapping[str, str] | None = None) -> int:
 def _is_gpu(named: str) -> bool:
     """Returns whether CUDA and HIP take this for a GPU; they ignore everything from another on."""
     return named.strip()[:1].isalnum() and named != NO_DEVICES
+
+
+def card_here(gpus: Sequence[int] | None = None) -> str | None:
+    """Returns what distinguishes the only NVIDIA card that this rank may use from others.
+
+    `gpus` are the indices to use of those that it sees. None: NVML does not know, or is not there.
+    """
+    try:
+        source = NvmlSource(JobGpus([visible_here()], gpus))
+    except SensorError:
+        return None
+    source.stop()
+    devices = {channel.device for channel in (*source.channels, *source.absent)}
+    return devices.pop() if len(devices) == 1 else None
 
 
 def check_gpus(

@@ -118,14 +118,17 @@ def test_nodes_without_gpus_are_named_by_an_error_of_all_ranks(monkeypatch, have
     assert found.startswith(message)
 
 
-def chosen_gpu(monkeypatch, num_there, local_rank, local_size, gpus=None):
+def chosen_gpu(monkeypatch, num_there, local_rank, local_size, gpus=None, cards=None):
     """Returns the GPU that JAX may see in one rank of a node with so many."""
     chosen = {}
     jax = SimpleNamespace(config=SimpleNamespace(update=chosen.__setitem__))
     monkeypatch.setitem(sys.modules, "jax", jax)
     monkeypatch.setattr(devices, "num_visible", lambda: num_there)
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    rank = SimpleNamespace(local_rank=local_rank, local_size=local_size)
+    # The others see what this one does, each by the name of its own card.
+    monkeypatch.setattr(devices, "card_here", lambda gpus: cards and cards[local_rank])
+    local = SimpleNamespace(allgather=lambda mine: [(mine[0], c) for c in cards or [mine[1]]])
+    rank = SimpleNamespace(local_rank=local_rank, local_size=local_size, local=local)
     devices._choose_jax_gpu(rank, gpus, True)
     assert ("xla_gpu_deterministic_ops" in os.environ.get("XLA_FLAGS", "")) == bool(chosen)
     assert chosen.keys() in (set(), {"jax_cuda_visible_devices", "jax_rocm_visible_devices"})
@@ -134,13 +137,57 @@ def chosen_gpu(monkeypatch, num_there, local_rank, local_size, gpus=None):
 
 def test_jax_sees_the_gpu_of_its_rank_alone(monkeypatch):
     assert [chosen_gpu(monkeypatch, 4, rank, 4) for rank in range(4)] == ["0", "1", "2", "3"]
-    assert chosen_gpu(monkeypatch, 1, 3, 4) == "0"  # the launcher gives each rank its own
+    own = [f"gpu:{name}" for name in "abcd"]  # which the launcher gives each rank
+    assert chosen_gpu(monkeypatch, 1, 3, 4, cards=own) == "0"
+    assert chosen_gpu(monkeypatch, 1, 3, 4) == "0"  # without NVML
     assert chosen_gpu(monkeypatch, 4, 1, 2, gpus=[1, 3]) == "3"
     assert chosen_gpu(monkeypatch, 0, 0, 1, gpus=[0]) is None  # which check_gpus explains
     with pytest.raises(ParameterError, match=r"gpus \[2\]: this node has 2 GPUs"):
         chosen_gpu(monkeypatch, 2, 0, 1, gpus=[2])
-    with pytest.raises(SetupError, match="3 ranks on a node with 2 GPUs"):
-        chosen_gpu(monkeypatch, 2, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("num_there", "num_ranks", "gpus", "cards", "message"),
+    [
+        (2, 3, None, None, r"3 ranks on a node with 2 GPUs: .* start 2 ranks on a node \(--np 2"),
+        (4, 2, [3], ["gpu:d"] * 2, "2 ranks on a node with 1 GPU: "),
+        (1, 2, None, ["gpu:a"] * 2, r"2 ranks on a node with 1 GPU: .* start 1 rank on a node"),
+        (1, 4, None, ["gpu:a", "gpu:a", "gpu:b", "gpu:b"], "4 ranks on a node with 2 GPUs"),
+    ],
+)
+def test_more_ranks_than_cards_are_an_error(
+    monkeypatch, num_there, num_ranks, gpus, cards, message
+):
+    with pytest.raises(SetupError, match=message):
+        chosen_gpu(monkeypatch, num_there, 0, num_ranks, gpus, cards)
+
+
+def test_nvml_tells_cards_apart(monkeypatch):
+    def nvml(uuids):
+        monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(uuids))
+        return gpus.card_here()
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert nvml(["GPU-a", "GPU-b"]) == "gpu:GPU-a"
+    assert nvml(["GPU-b"]) == "gpu:GPU-b"  # the only one that this rank may use
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert gpus.card_here() is None
+
+
+def fake_nvml(uuids):
+    return SimpleNamespace(
+        NVML_DEVICE_MIG_DISABLE=0,
+        NVMLError=OSError,
+        NVMLError_NoPermission=PermissionError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: len(uuids),
+        nvmlDeviceGetHandleByIndex=uuids.__getitem__,
+        nvmlDeviceGetUUID=str,
+        nvmlDeviceGetName=lambda card: "NVIDIA H100",
+        nvmlDeviceGetTotalEnergyConsumption=lambda card: 1000,
+        nvmlDeviceGetMigMode=lambda card: (0, 0),
+    )
 
 
 @pytest.mark.parametrize(
