@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import io
 from functools import partial
 
-import h5py
 import numpy as np
 import pandas as pd
 import pytest
@@ -23,82 +21,27 @@ from candle_p1.datasets.importing import (
     write_import,
 )
 from candle_p1.errors import DataError, ParameterError
-
-NUM, GENES = 60, [f"ENSG{number:011d}" for number in range(20)]
-IDS = [f"TCGA-{number:02d}" for number in range(NUM)]
-KINDS = ["tumor, primary", "normal"] * (NUM // 2)
-PATIENTS = [f"P{number // 3}" for number in range(NUM)]
-VALUES = np.random.default_rng(0).lognormal(size=(NUM, len(GENES))).astype(np.float32).round(3)
-VERSIONED = [f"{gene}.{number % 7 + 1}" for number, gene in enumerate(GENES)]
-FRAME = pd.DataFrame(VALUES, IDS, VERSIONED)
-LABELLED = FRAME.assign(kind=KINDS)
-CLINICAL = pd.DataFrame({"sample": IDS, "age": 50, "kind": KINDS, "patient": PATIENTS})
-ACROSS = FRAME.T.rename_axis("gene_id")
-HEADERS = FRAME.set_axis(
-    pd.MultiIndex.from_arrays([[*range(20)], [f"SYMBOL{i}" for i in range(20)], VERSIONED]), axis=1
+from tests.foreign_tables import (
+    ACROSS,
+    BESIDE,
+    CLINICAL,
+    DESCRIPTORS,
+    DRUGS,
+    FORMS,
+    FRAME,
+    GENES,
+    IDS,
+    IN_TABLE,
+    KINDS,
+    LABELLED,
+    LINES,
+    NUM,
+    PATIENTS,
+    RESPONSES,
+    VALUES,
+    VERSIONED,
+    write_features,
 )
-
-
-def geo(path):
-    text = io.StringIO()
-    ACROSS.rename_axis("ID_REF").to_csv(text, sep="\t", quoting=1)
-    head = '!Series_title\t"none"\n\n!series_matrix_table_begin\n'
-    path.write_text(f"{head}{text.getvalue()}!series_matrix_table_end\n")
-
-
-def gct(path):
-    ACROSS.reset_index().assign(Description="a gene").to_csv(path, sep="\t", index=False)
-    path.write_text(f"#1.2\n{len(GENES)}\t{NUM}\n{path.read_text()}")
-
-
-def excel(path):
-    LABELLED.to_csv(path, sep=";", decimal=",", encoding="utf-8-sig", lineterminator="\r\n")
-
-
-def anndata(path):
-    """Writes what anndata 0.12 does for a sparse matrix and a column of categories."""
-    text, filled = h5py.string_dtype(), np.nonzero(VALUES)
-    with h5py.File(path, "w") as file:
-        for name, names in {"obs": IDS, "var": VERSIONED}.items():
-            group = file.create_group(name)
-            group.attrs.update({"_index": "_index", "column-order": ["kind"][: name == "obs"]})
-            group.create_dataset("_index", data=names, dtype=text)
-        kinds = file["obs"].create_group("kind")
-        kinds.create_dataset("categories", data=sorted(set(KINDS)), dtype=text)
-        kinds["codes"] = np.array([sorted(set(KINDS)).index(kind) for kind in KINDS], np.int8)
-        matrix = file.create_group("X")
-        matrix.attrs.update({"encoding-type": "csr_matrix", "shape": VALUES.shape})
-        matrix["data"], matrix["indices"] = VALUES[filled], filled[1]
-        matrix["indptr"] = np.r_[0, np.cumsum((VALUES != 0).sum(axis=1))]
-
-
-def hdf5(path):
-    pytest.importorskip("tables", reason="PyTables, for pandas' HDF5, is not installed")
-    LABELLED.to_hdf(path, key="all")
-
-
-IN_TABLE = {"label": "kind"}
-BESIDE = {"label": "kind", "labels": "clinical.tsv"}
-ACROSS_BESIDE = BESIDE | {"transpose": True}
-FORMS = {
-    "default.csv": (LABELLED.to_csv, IN_TABLE),
-    "unnamed.csv": (lambda path: LABELLED.to_csv(path, index=False), IN_TABLE),
-    "excel.csv": (excel, IN_TABLE),
-    "packed.csv.gz": (LABELLED.to_csv, IN_TABLE),
-    "packed.csv.bz2": (LABELLED.to_csv, IN_TABLE),
-    "packed.csv.xz": (LABELLED.to_csv, IN_TABLE),
-    "frame.parquet": (LABELLED.to_parquet, IN_TABLE),
-    "frame.feather": (lambda path: LABELLED.reset_index().to_feather(path), IN_TABLE),
-    "frame.h5": (hdf5, IN_TABLE),
-    "single.h5ad": (anndata, IN_TABLE),
-    "across.tsv": (lambda path: ACROSS.to_csv(path, sep="\t"), ACROSS_BESIDE),
-    "geo_series_matrix.txt": (geo, ACROSS_BESIDE),
-    "expression.gct": (gct, BESIDE),
-    "headers.tsv": (
-        lambda path: HEADERS.to_csv(path, sep="\t"),
-        BESIDE | {"header_rows": 3, "name_row": 3},
-    ),
-}
 
 
 def target(benchmark):
@@ -332,30 +275,13 @@ def test_a_broken_file_is_named_with_its_line(tmp_path, content, advice):
     assert str(path) in str(caught.value)
 
 
-DRUGS = [str(700 + number) for number in range(10)]
-RESPONSES = pd.DataFrame(
-    [
-        (drug, f"NCI.{line}", dose, 40.0 - 10 * dose)
-        for drug in DRUGS
-        for line in range(8)
-        for dose in (-6.0, -4.5)
-    ],
-    columns=["NSC", "CELLNAME", "LOG_CONCENTRATION", "GROWTH"],
-)
-LINES = pd.DataFrame(VALUES[:8], [f"NCI:{line}" for line in range(8)], VERSIONED)
-DESCRIPTORS = pd.DataFrame(VALUES[:10, :5], DRUGS, list("abcde")).rename_axis("drug")
-
-
 @pytest.fixture
 def joined(tmp_path):
     """Writes responses and tables of features, and imports them for P1B3."""
 
     def joined(responses=RESPONSES, lines=LINES, drugs=DESCRIPTORS, columns=None, **options):
         responses.to_csv(tmp_path / "responses.csv", index=False)
-        tables = {"expression": lines, "descriptors": drugs}
-        features = {role: tmp_path / f"{role}.tsv" for role in tables}
-        for role, path in features.items():
-            tables[role].to_csv(path, sep="\t")
+        features = write_features(tmp_path, lines, drugs)
         return understand_responses(
             target("p1b3"),
             tmp_path / "responses.csv",
@@ -386,7 +312,7 @@ def test_responses_are_joined_with_features_whichever_way_these_lie(joined, tmp_
     expression, descriptors = tables["expression"], tables["descriptors"]
     assert (expression.columns, descriptors.columns) == (GENES, list("abcde"))
     np.testing.assert_allclose(expression.values, np.log2(VALUES[:8] + 1), rtol=1e-6)
-    np.testing.assert_array_equal(descriptors.values, VALUES[:10, :5])
+    np.testing.assert_array_equal(descriptors.values, DESCRIPTORS.astype(np.float32))
     assert descriptors.text["NAME"].values() == DRUGS
     assert {*tables["test_drugs"].text["NSC"].names} < {*DRUGS}
     assert (len(tables["test_drugs"]), len(tables["test_cells"])) == (2, 2)
