@@ -107,12 +107,14 @@ class Cohort:
         frame: float32, a row for each sample, a column for each feature, with unique names.
         about: The columns "label" and "group", of str, as far as they were asked for; same rows.
         notes: What was understood, as clauses for the user.
+        not_dropped: What was to be dropped, but is not there.
     """
 
     path: Path
     frame: pd.DataFrame
     about: pd.DataFrame
     notes: list[str] = field(default_factory=list)
+    not_dropped: Collection[str] = ()
 
     @cached_property
     def values(self) -> NDArray[np.float32]:
@@ -223,12 +225,14 @@ class _Reading:
         if doubled := repeated(values.index):
             problem = f"several samples are called {examples(doubled)}: pass --id, which column"
             raise self.error(f"{problem} names them")
-        values = self.named_features(values)
+        values, not_dropped = self.named_features(values)
+        if not_dropped and not wanted:
+            raise self.error(f"there is no column or feature {not_dropped[0]!r} to drop")
         columns = {what: self.column(name) for what, name in own.items()}
         about = pd.DataFrame(columns, values.index)
         if options.labels:
             about = _Reading(options.labels, options, notes).about(values.index)
-        return self.checked(self.labelled(Cohort(self.path, values, about, notes)))
+        return self.checked(self.labelled(Cohort(self.path, values, about, notes, not_dropped)))
 
     def error(self, problem: str) -> DataError:
         return DataError(problem, self.path)
@@ -279,8 +283,7 @@ class _Reading:
         """Returns the values of a table whose columns are samples."""
         if genes is None:
             raise self.error("no column names the genes: pass --id COLUMN")
-        problem = "may describe the genes, not be samples: --drop them"
-        self.refuse_columns(ANNOTATIONS, problem)
+        self.refuse_columns(ANNOTATIONS, "may describe the genes, not be samples: --drop them")
         self.notes.append(f"columns are samples; genes are named by the column {key!r}")
         is_gene = [SUMMARY.fullmatch(gene) is None for gene in genes]
         if num := is_gene.count(False):
@@ -300,8 +303,8 @@ class _Reading:
             )
         return self.content.numbers.set_axis(names)
 
-    def named_features(self, values: pd.DataFrame) -> pd.DataFrame:
-        """Returns the values without what is to be dropped, and with unique names of features.
+    def named_features(self, values: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+        """Returns the values with unique names of features, and what to drop was not there.
 
         The versions of Ensembl's identifiers are taken off.
         """
@@ -311,16 +314,14 @@ class _Reading:
         short = [ENSEMBL.sub(r"\1\3", name) for name in names]
         if short != names:
             self.notes.append("the versions of Ensembl's identifiers are left out")
-        for name in drop:
-            if name not in {*self.content.text, *names, *short}:
-                raise self.error(f"there is no column or feature {name!r} to drop")
+        not_dropped = [each for each in drop if each not in {*self.content.text, *names, *short}]
         dropped = pd.Index(names).isin(drop) | pd.Index(short).isin(drop)
         values = values.set_axis(short, axis=1).loc[:, ~dropped]
         if values.empty:
             raise self.error("it has no columns of numbers, which would be the features")
         is_again = values.columns.duplicated()
         if not is_again.any():
-            return values
+            return values, not_dropped
         doubled, how = values.columns[is_again].unique(), self.options.duplicates
         if how == "error":
             raise self.error(
@@ -329,8 +330,8 @@ class _Reading:
             )
         self.notes.append(f"{len(doubled):,} features that occur more than once: {how}")
         if how == "mean":
-            return values.T.groupby(level=0, sort=False).mean().T
-        return values.loc[:, ~is_again]
+            return values.T.groupby(level=0, sort=False).mean().T, not_dropped
+        return values.loc[:, ~is_again], not_dropped
 
     def about(self, ids: pd.Index[str]) -> pd.DataFrame:
         """Returns labels and groups of samples, by the column here that names the most of them."""

@@ -286,7 +286,7 @@ def understand_responses(
     names |= columns
     keys, values, notes = _read_responses(target, table, names, options)
     parts = {"response": Part({key: keys[key] for key in key_names}, values)}
-    usable = {key: set(keys[key]) for key in key_names}
+    usable, not_dropped = {key: set(keys[key]) for key in key_names}, {*options.drop}
     for role, path in features.items():
         key = importable.features[role]
         reading = replace(options, log2=options.log2 and key in importable.levels)
@@ -296,6 +296,7 @@ def understand_responses(
         content = _filled(found.frame, options.missing, found.frame.mean(), path)
         parts[role] = Part({target.layouts[role].text_columns[0]: here}, content)
         usable[key] &= {*here}
+        not_dropped &= {*found.not_dropped}
         lacking, idle = [*pd.Index(wanted).difference(here)], [*here.difference(wanted)]
         num_rows = int(keys[key].isin(lacking).sum())
         notes += [
@@ -305,6 +306,8 @@ def understand_responses(
             + f"; none of {examples(lacking)}, in {num_rows:,} responses" * bool(lacking)
             + f"; {len(idle):,} other rows have no responses ({examples(idle)})" * bool(idle),
         ]
+    for name in not_dropped:
+        raise DataError(f"no table of features has {name!r} to drop", table)
     random, reserved = np.random.default_rng(options.seed), {}
     for role, key in importable.reserved.items():
         if len(usable[key]) < 2:

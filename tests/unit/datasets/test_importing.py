@@ -346,6 +346,7 @@ def test_names_without_features_or_responses_are_told_and_not_reserved(joined):
         ({}, {"columns": {"GROWTH": "viability"}}, r"no column 'viability'"),
         ({}, {"columns": {"growth": "GROWTH"}}, r"--column growth: choose from NSC"),
         ({"NSC": RESPONSES["NSC"] + "x"}, {}, r"no column has the names .* '700x'"),
+        ({}, {"drop": ["a", "nothing"]}, r"no table of features has 'nothing' to drop"),
         ({}, {"drugs": DESCRIPTORS.iloc[:1]}, r"fewer than 2 names in NSC"),
         ({}, {"drugs": DESCRIPTORS.iloc[[0, 1, 1]]}, r"several samples are called '701'"),
     ],
