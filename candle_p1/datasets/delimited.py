@@ -279,12 +279,15 @@ class _Delimited:
 
     def _numbers(self, number: int, row: Sequence[str], columns: Sequence[int]) -> Any:
         """Returns the numbers of a row, float32; raises DataError if one is none."""
-        cells = [row[column].replace(self._mark, ".") for column in columns]
+        cells = [row[column] for column in columns]
+        if self._mark != ".":
+            cells = [cell.replace(self._mark, ".") for cell in cells]
         try:
-            if any("_" in cell for cell in cells):  # which Python allows in numbers
+            if "_" in "".join(cells):  # which Python allows in numbers
                 raise ValueError
-            floats = [np.nan if cell in MISSING else float(cell) for cell in cells]
-            return np.array(floats, np.float32)
+            if not MISSING.isdisjoint(cells):
+                cells = ["nan" if cell in MISSING else cell for cell in cells]
+            return np.array([*map(float, cells)], np.float32)
         except ValueError:
             for column, cell in zip(columns, cells, strict=True):
                 if cell not in MISSING and not NUMBER.fullmatch(cell):

@@ -408,12 +408,14 @@ def _write(
     part: Part, layout: CsvLayout, path: Path, progress: Callable[[int, int], None] | None
 ) -> None:
     values, lines = part.values.to_numpy(np.float32), io.StringIO()
-    writer = csv.writer(lines, delimiter=layout.separator, lineterminator="\n")
+    writer = csv.writer(lines, delimiter=layout.separator, lineterminator="")
     if layout.header:
         writer.writerow([*part.text, *part.values.columns])
+        lines.write("\n")
     with path.open("w", encoding="utf-8", newline="") as file:
         for number, prefix in enumerate(zip(*part.text.values(), strict=True), start=1):
-            writer.writerow([*prefix, *_digits(values[number - 1])])
+            writer.writerow(prefix)
+            lines.write(_fields(values[number - 1]).replace(",", layout.separator) + "\n")
             if number % ROWS_PER_BLOCK == 0 or number == len(values):
                 file.write(lines.getvalue())
                 lines.seek(0)
@@ -422,8 +424,10 @@ def _write(
                     progress(file.tell(), file.tell() * len(values) // number)
 
 
-def _digits(row: NDArray[np.float32]) -> list[str]:
+def _fields(row: NDArray[np.float32]) -> str:
     """Returns numbers with 6 significant digits if float32 needs no more, else with 9."""
-    short = [f"{value:.6g}" for value in row.tolist()]
-    is_enough = np.array_equal(np.array(short, np.float32), row, equal_nan=True)
-    return short if is_enough else [f"{value:.9g}" for value in row.tolist()]
+    numbers = tuple(row.tolist())
+    short = ",%.6g" * len(numbers) % numbers
+    parsed = np.fromstring(short[1:], np.float32, sep=",")
+    is_enough = np.array_equal(parsed, row, equal_nan=True)
+    return short if is_enough else ",%.9g" * len(numbers) % numbers
