@@ -321,6 +321,17 @@ def test_responses_are_joined_with_features_whichever_way_these_lie(joined, tmp_
     assert find_benchmark("p1b3").read_parameters(params)["response_data"] == str(paths[0])
 
 
+@pytest.mark.parametrize(("missing", "expected"), [(None, np.nan), ("zero", 0), ("mean", 1.5)])
+def test_missing_features_are_left_to_the_benchmark_or_filled_in(
+    joined, tmp_path, missing, expected
+):
+    gap = DESCRIPTORS.assign(a=[np.nan, *[1.0, 2.0] * 4, 1.5])
+    found = joined(drugs=gap, missing=missing)
+    path = write_import(found, tmp_path / "own")[[*found.parts].index("descriptors")]
+    table = read_table(path, Loading(), find_benchmark("p1b3").layouts["descriptors"])
+    np.testing.assert_array_equal(table.values[:2, 0], [expected, 1])
+
+
 def test_names_without_features_or_responses_are_told_and_not_reserved(joined):
     lacking = DESCRIPTORS.iloc[2:].rename(index={"709": "800"})
     found = joined(drugs=lacking, seed=1)
