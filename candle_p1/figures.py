@@ -151,6 +151,7 @@ def class_curves(
     *,
     title: str,
     axes: tuple[str, str],
+    number: str,
     reference: str = "",
 ) -> None:
     """Plots a curve of each class in the unit square.
@@ -160,13 +161,14 @@ def class_curves(
         curves: The points (xs, ys) of each class, by the label of its curve.
         title: The title of the figure.
         axes: The labels of the two axes.
+        number: What the number in a label is.
         reference: The label of the diagonal, if there is one.
     """
     import matplotlib
 
     figure, plot = _new(title, *axes)
     columns = 1 + len(curves) // 22
-    longest = max(map(len, curves), default=0)
+    longest = max(map(len, [*curves, number]))
     figure.set_figwidth(SIZE_INCHES[1] + columns * (0.06 * longest + 0.6))
     colours = matplotlib.colormaps["tab10"].colors  # type: ignore[attr-defined]
     for i, (label, (xs, ys)) in enumerate(curves.items()):
@@ -177,7 +179,8 @@ def class_curves(
         plot.plot([0, 1], [0, 1], color="0.6", linewidth=0.8, label=reference)
     plot.set(xlim=(-0.01, 1.01), ylim=(-0.01, HIGHEST_SHARE), aspect="equal")
     plot.grid(color="0.92")
-    plot.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=7, ncols=columns)
+    legend: Any = {"title": f"class ({number})", "title_fontsize": 8, "fontsize": 7}
+    plot.legend(loc="upper left", bbox_to_anchor=(1.01, 1), ncols=columns, **legend)
     _save(figure, path)
 
 

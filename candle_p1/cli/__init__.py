@@ -18,7 +18,7 @@ from candle_p1.text import print_error
 
 COMMANDS = [
     "run", "submit", "study", "show", "report", "compare", "model", "forecast", "timeline", "data",
-    "predict", "bench", "published", "doctor",
+    "predict", "evaluate", "bench", "published", "doctor",
 ]  # fmt: skip
 
 

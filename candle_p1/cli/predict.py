@@ -25,6 +25,13 @@ benchmark_option = click.option(
     help="The benchmark of which it must be a run, if not found by its name also its path.",
 )
 
+missing_option = click.option(
+    "--missing",
+    type=click.Choice(["error", "zero"]),
+    default="error",
+    help="What to do with missing values.",
+)
+
 
 @click.command(
     "predict",
@@ -41,12 +48,7 @@ benchmark_option = click.option(
 @benchmark_option
 @number_option("--batch_size", "batch_size", "Samples at a time; by default as in training.")
 @table_options
-@click.option(
-    "--missing",
-    type=click.Choice(["error", "zero"]),
-    default="error",
-    help="What to do with missing values.",
-)
+@missing_option
 def command(
     run_dir: Path,
     table: Path,

@@ -33,6 +33,11 @@ Floats = Annotated[
     PlainSerializer(lambda values: values.tolist()),
 ]
 """float32 numbers, which are exact in JSON."""
+Doubles = Annotated[
+    NDArray[np.float64],
+    BeforeValidator(lambda values: np.asarray(values, np.float64)),
+    PlainSerializer(lambda values: values.tolist()),
+]
 
 
 class Target(BaseModel):
@@ -68,6 +73,8 @@ class Inputs(BaseModel):
         scale: By what each is then divided, likewise.
         scaling: What these were fitted by: "maxabs", "minmax", "std" or "none".
         fitted_to: To which samples: "all", as in CANDLE, or "train".
+        mean_target: The mean target of the training samples, float64, shape (outputs,): shares of
+            classes, or the values that a naive predictor returns. None: there are several outputs.
         split: The numbers of samples for training, validation and testing, and the parameters that
             decided which they are.
         versions: The versions of the packages that trained the model.
@@ -84,6 +91,7 @@ class Inputs(BaseModel):
     scale: Floats
     scaling: str
     fitted_to: Literal["all", "train"]
+    mean_target: Doubles | None = None
     split: dict[str, Any] = {}
     versions: dict[str, str] = {}
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from candle_p1.models.scores import ConfusionScore, RegressionScore
+from candle_p1.models.scores import LEAST_PROBABILITY, ConfusionScore, RegressionScore
 
 Floats = NDArray[np.float64]
 Values = dict[str, Floats]
@@ -24,8 +24,6 @@ Values = dict[str, Floats]
 CONFIDENCE = 0.95
 NUM_BINS = 10
 """Of the reliability, equally wide, from 0 to 1."""
-LEAST_PROBABILITY = 1e-7
-"""As in Keras's cross-entropy: a class that was excluded costs 16.1, not infinity."""
 BLOCK_VALUES = 2_000_000
 """About how many weights are held at a time."""
 POOLED_BYTES = 2**28
@@ -76,24 +74,6 @@ def with_interval(
         low, high = np.quantile(known, [outside, 1 - outside]) + shift
         ends = [max(float(low), 0.0) if is_biased else float(low), float(high)]
     return {"value": float(value) if np.isfinite(value) else None, "low": ends[0], "high": ends[1]}
-
-
-def as_probabilities(outputs: NDArray[Any], activation: str) -> Floats:
-    """Returns a model's outputs as probabilities of classes, whose sum is 1 for each sample.
-
-    They are what a categorical cross-entropy takes them for: of sigmoids, the softmax of what the
-    sigmoids were computed from, and others divided by their sum.
-
-    Args:
-        outputs: Shape (samples, classes).
-        activation: The name of the last layer's activation in Keras.
-    """
-    values = np.maximum(outputs.astype(np.float64), 0)
-    if activation == "sigmoid":
-        values = np.clip(values, LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
-        values = values / (1 - values)
-    sums = values.sum(axis=1, keepdims=True)
-    return np.divide(values, sums, out=np.full(values.shape, 1 / values.shape[1]), where=sums > 0)
 
 
 class Points(NamedTuple):

@@ -39,12 +39,14 @@ class Block:
         columns: What tells them apart, by column: "sample", or what the benchmark says.
         labels: The name of each one's class; None if the table has none.
         y: The targets of a regression, in the form the loss takes; None likewise.
+        groups: What each one belongs to; None if no column was named.
     """
 
     x: Any
     columns: Mapping[str, Sequence[Any]]
     labels: list[str] | None = None
     y: Any = None
+    groups: list[str] | None = None
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -92,6 +94,7 @@ def read_samples(
         raise DataError(problem, path)
     cohort = read_cohort(path, replace(options, log2=options.log2 or inputs.log2))
     columns, notes = place_features(inputs.features, cohort.features, path)
+    groups = [*cohort.about["group"]] if "group" in cohort.about else None
 
     def blocks() -> Iterator[Block]:
         for start in range(0, len(cohort.ids), ROWS_PER_BLOCK):
@@ -99,7 +102,8 @@ def read_samples(
             labels = None if cohort.labels is None else cohort.labels[rows]
             values = cohort.values[rows] if columns is None else cohort.values[rows, columns]
             filled = np.nan_to_num(values)  # a copy, in which missing ones are 0 if accepted
-            yield _block(trained, cohort.ids[rows], filled, labels)
+            block = _block(trained, cohort.ids[rows], filled, labels)
+            yield replace(block, groups=groups and groups[rows])
 
     return NewSamples(path, blocks, [*cohort.notes, *notes])
 

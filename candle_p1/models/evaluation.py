@@ -57,6 +57,16 @@ def find_nan(history: Mapping[str, Sequence[float]], quality: Quality) -> list[F
     return found
 
 
+def mean_target(samples: Samples, batch_size: int, comm: Communicator) -> NDArray[np.float64]:
+    """Returns the mean target of samples; collective. There is one output."""
+    start, stop = share_bounds(len(samples), comm.rank, comm.size)
+    total = np.zeros(np.shape(samples.y[0:1])[1:] or 1)
+    for first in range(start, stop, batch_size):
+        targets = samples.y[first : min(first + batch_size, stop)]
+        total += targets.sum(axis=0, dtype=np.float64)
+    return comm.allreduce_sum(total) / len(samples)
+
+
 @dataclass(frozen=True)
 class Trained:
     """A trained model with what is needed to evaluate it. Its methods are collective.
@@ -144,12 +154,7 @@ class Trained:
 
     def mean_target(self, samples: Samples) -> NDArray[np.float64]:
         """Returns the mean target of the samples: what a naive regression always predicts."""
-        start, stop = share_bounds(len(samples), self.comm.rank, self.comm.size)
-        total = np.zeros(np.shape(samples.y[0:1])[1:] or 1)
-        for first in range(start, stop, self.params["batch_size"]):
-            targets = samples.y[first : min(first + self.params["batch_size"], stop)]
-            total += targets.sum(axis=0, dtype=np.float64)
-        return self.comm.allreduce_sum(total) / len(samples)
+        return mean_target(samples, self.params["batch_size"], self.comm)
 
     def _predictions(
         self, samples: Samples, max_steps: int, model: Any

@@ -14,6 +14,26 @@ from numpy.typing import NDArray
 
 CONSTANT = 1e-12
 """Values whose variance is a smaller share of their mean square differ by rounding only."""
+LEAST_PROBABILITY = 1e-7
+"""As in Keras's cross-entropy: a class that was excluded costs 16.1, not infinity."""
+
+
+def as_probabilities(outputs: NDArray[Any], activation: str) -> NDArray[np.float64]:
+    """Returns a model's outputs as probabilities of classes, whose sum is 1 for each sample.
+
+    They are what a categorical cross-entropy takes them for: of sigmoids, the softmax of what the
+    sigmoids were computed from, and others divided by their sum.
+
+    Args:
+        outputs: Shape (samples, classes).
+        activation: The name of the last layer's activation in Keras.
+    """
+    values = np.maximum(outputs.astype(np.float64), 0)
+    if activation == "sigmoid":
+        values = np.clip(values, LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
+        values = values / (1 - values)
+    sums = values.sum(axis=1, keepdims=True)
+    return np.divide(values, sums, out=np.full(values.shape, 1 / values.shape[1]), where=sums > 0)
 
 
 class RegressionScore:

@@ -12,13 +12,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from candle_p1.benchmark import Benchmark
 from candle_p1.checkpoints.best import Best
 from candle_p1.checkpoints.policy import are_saved
 from candle_p1.data.inputs import INPUTS_NAME, Inputs
-from candle_p1.data.samples import DataSet
+from candle_p1.data.samples import DataSet, Samples, Several
+from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import ParameterError
 from candle_p1.files import write_atomically
+from candle_p1.models.evaluation import mean_target
 from candle_p1.models.saving import (
     FINAL_NAME,
     LAYERS_NAME,
@@ -66,7 +71,11 @@ class ModelFiles:
         """
         if data.preparation and self._keeps_weights:
             self._inputs = data.preparation.model_copy(
-                update={"split": self._describe_split(data), "versions": package_versions()}
+                update={
+                    "mean_target": self._mean_target(data.train),
+                    "split": self._describe_split(data),
+                    "versions": package_versions(),
+                }
             )
             if are_saved(self._params) and LAYERS.name not in {each.name for each in self._files}:
                 self._files.insert(0, LAYERS)
@@ -123,6 +132,11 @@ class ModelFiles:
             return False
         path, text = self._directory / INPUTS_NAME, self._inputs.text()
         return self._written(path, lambda: write_atomically(path, text))
+
+    def _mean_target(self, samples: Samples) -> NDArray[np.float64] | None:
+        if self._comm.rank or isinstance(samples.y, Several):
+            return None
+        return mean_target(samples, self._params["batch_size"], SerialCommunicator())
 
     def _describe_split(self, data: DataSet) -> dict[str, Any]:
         names = [name for name in SPLIT if name in self._params]

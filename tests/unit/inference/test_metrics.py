@@ -12,12 +12,11 @@ from candle_p1.inference.metrics import (
     ClassMetrics,
     Ranking,
     RegressionMetrics,
-    as_probabilities,
     bootstrap,
     number_units,
     with_interval,
 )
-from candle_p1.models.scores import RegressionScore
+from candle_p1.models.scores import RegressionScore, as_probabilities
 
 
 def ones(num):

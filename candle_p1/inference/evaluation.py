@@ -1,0 +1,338 @@
+"""Evaluating a trained network on labelled samples: metrics with intervals, curves and pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from candle_p1 import figures
+from candle_p1.errors import DataError
+from candle_p1.files import content_sha256, write_atomically
+from candle_p1.inference.metrics import (
+    CONFIDENCE,
+    ClassMetrics,
+    RegressionMetrics,
+    bootstrap,
+    number_units,
+    summarize,
+)
+from candle_p1.inference.prediction import predict
+from candle_p1.inference.tables import NewSamples
+from candle_p1.inference.trained import TrainedRun
+from candle_p1.models.saving import FINAL_NAME
+from candle_p1.models.scores import as_probabilities
+from candle_p1.records.environment import package_versions
+from candle_p1.records.record import finite
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+EVALUATION_NAME = "evaluation.json"
+VERSION = 1
+"""Of the format of evaluation.json."""
+MAX_POINTS = 500
+"""The most points of a curve in evaluation.json."""
+MAX_UNKNOWN = 20
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """How the intervals are drawn.
+
+    Attributes:
+        num_draws: How often the samples are drawn.
+        seed: Of the draws.
+        group: The column whose values, such as patients, are drawn as a whole; None: each sample.
+    """
+
+    num_draws: int = 1000
+    seed: int = 0
+    group: str | None = None
+
+
+class Evaluator:
+    """Evaluates a run on the samples of a table, and writes ``evaluation.json`` and pictures.
+
+    docs/predictions.md describes the file.
+
+    Args:
+        trained: The run.
+        samples: The samples; their classes are needed, except by an autoencoder.
+        directory: Where to write.
+        options: How the intervals are drawn.
+    """
+
+    def __init__(
+        self, trained: TrainedRun, samples: NewSamples, directory: Path, options: Bootstrap
+    ) -> None:
+        self._trained, self._samples, self._options = trained, samples, options
+        self._directory = directory
+        data = trained.record.data
+        self._is_synthetic = bool(data and data.synthetic)
+        self._digest = content_sha256(samples.path)
+        files = data.files if data and data.files else {}
+        self._same = [role for role, file in files.items() if file.sha256 == self._digest]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the reader must know to judge the results."""
+        found = []
+        if "train" in self._same:
+            found.append("the network was trained on these samples: new ones will do worse")
+        return found
+
+    def evaluate(self) -> dict[str, Any]:
+        """Returns the content of ``evaluation.json``, after writing it and the pictures.
+
+        Raises:
+            DataError: The table has no labels, or some that the network does not know.
+            OSError: The directory cannot be written to.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        importable = self._trained.benchmark.importable
+        has_classes = importable is not None and importable.needs_labels
+        found = self._classes() if has_classes else self._reconstructions()
+        trained, options = self._trained, self._options
+        content = {
+            "version": VERSION,
+            "benchmark": trained.benchmark.name,
+            "weights": str(trained.weights),
+            "synthetic": self._is_synthetic,
+            "data": {
+                "path": str(self._samples.path.absolute()),
+                "bytes": self._samples.path.stat().st_size,
+                "sha256": self._digest,
+                "same_as": self._same,
+                "num_samples": found.pop("num_samples"),
+                "num_units": found.pop("num_units"),
+            },
+            "bootstrap": {
+                "num_draws": options.num_draws,
+                "seed": options.seed,
+                "confidence": CONFIDENCE,
+                "group": options.group,
+            },
+            **found,
+            "versions": package_versions(),
+        }
+        text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+        write_atomically(self._directory / EVALUATION_NAME, text)
+        return content
+
+    def _classes(self) -> dict[str, Any]:
+        labels: list[str] = []
+        groups: list[str] = []
+        blocks = []
+        for block, outputs in predict(self._trained, self._samples):
+            if block.labels is None:
+                problem = "it has no classes to compare with: pass --label COLUMN"
+                raise DataError(problem, self._samples.path)
+            labels += block.labels
+            groups += block.groups or ()
+            blocks.append(np.asarray(outputs))
+        outputs = np.concatenate(blocks)
+        names = self._trained.inputs.classes or [str(i) for i in range(outputs.shape[1])]
+        true = self._numbered(labels, names)
+        activation = getattr(self._trained.model.layers[-1], "activation", None)
+        probabilities = as_probabilities(outputs, getattr(activation, "__name__", ""))
+        of_classes = ClassMetrics(true, outputs, probabilities)
+        units = number_units(groups or None, len(true))
+        ones = np.ones((1, len(true)))
+        values, options = of_classes(ones), self._options
+        draws = bootstrap(units, of_classes, options.num_draws, options.seed)
+        counts = of_classes.confusion(ones)
+        counts.sums = counts.sums[0].astype(np.int64)
+        constant = self._trained.inputs.mean_target
+        naive = {} if constant is None else counts.of_constant(int(constant.argmax())).result()
+        by_chance = of_classes.ece_if_calibrated(options.num_draws, options.seed)
+        metrics = self._metrics(
+            {name: value for name, value in values.items() if value.ndim == 1}, draws, naive
+        )
+        metrics["ece"]["if_calibrated"] = float(by_chance.mean())
+        rows = []
+        for i, name in enumerate(names):
+            of_class = {
+                key.removeprefix("class_"): value[:, i]
+                for key, value in values.items()
+                if value.ndim == 2
+            }
+            drawn = {key: draws[f"class_{key}"][:, i] for key in of_class}
+            numbers = {
+                "num_samples": int(counts.sums[i].sum()),
+                "num_predicted": int(counts.sums[:, i].sum()),
+            }
+            rows.append({"name": name} | numbers | summarize(of_class, drawn))
+        found = {
+            "num_samples": len(true),
+            "num_units": int(units.max()) + 1,
+            "metrics": metrics,
+            "classes": rows,
+            "confusion": counts.sums.tolist(),
+            "curves": self._curves(of_classes, rows),
+            "reliability": of_classes.reliability(),
+        }
+        figures.confusion_matrix(
+            self._directory / "confusion.png",
+            counts.sums,
+            names,
+            title=self._title("Samples by true and predicted class"),
+        )
+        figures.reliability(
+            self._directory / "reliability.png",
+            found["reliability"],
+            title=self._title("Reliability of the probabilities"),
+        )
+        return found
+
+    def _numbered(self, labels: Sequence[str], names: Sequence[str]) -> NDArray[np.int64]:
+        """Returns the number of each label's class.
+
+        Raises:
+            DataError: The network does not know some.
+        """
+        place = {name: i for i, name in enumerate(names)}
+        if unknown := sorted(set(labels).difference(place)):
+            shown = ", ".join(map(repr, unknown[:MAX_UNKNOWN])) + ", …" * (
+                len(unknown) > MAX_UNKNOWN
+            )
+            known = ", ".join(map(repr, names[:MAX_UNKNOWN])) + ", …" * (len(names) > MAX_UNKNOWN)
+            raise DataError(
+                f"the network was not trained on the classes {shown}: rename them or leave their"
+                f" samples out; it knows {known}",
+                self._samples.path,
+            )
+        return np.array([place[label] for label in labels])
+
+    def _curves(
+        self, of_classes: ClassMetrics, rows: Sequence[Mapping[str, Any]]
+    ) -> dict[str, dict[str, list[float]]]:
+        """Draws the curves of the classes that occur, and returns their points, thinned."""
+        roc, recalled, points = {}, {}, {}
+        for row, ranking in zip(rows, of_classes.rankings, strict=True):
+            if row["auroc"]["value"] is None:
+                continue
+            found = ranking.points()
+            kept = np.unique(np.linspace(0, len(found.recall) - 1, MAX_POINTS).round().astype(int))
+            points[row["name"]] = {
+                name: values[kept].tolist() for name, values in found._asdict().items()
+            }
+            label = f"{row['name']} ({row['auroc']['value']:.3f})"
+            roc[label] = np.r_[0, found.false_positive_rate], np.r_[0, found.recall]
+            label = f"{row['name']} ({row['average_precision']['value']:.3f})"
+            recalled[label] = found.recall, found.precision
+        figures.class_curves(
+            self._directory / "roc.png",
+            roc,
+            title=self._title("ROC curves"),
+            axes=("false positive rate", "true positive rate"),
+            number="area under it",
+            reference="chance",
+        )
+        figures.class_curves(
+            self._directory / "precision_recall.png",
+            recalled,
+            title=self._title("Precision and recall"),
+            axes=("recall", "precision"),
+            number="average precision",
+        )
+        return points
+
+    def _reconstructions(self) -> dict[str, Any]:
+        groups: list[str] = []
+        num_samples = 0
+        for block in self._samples.blocks():
+            groups += block.groups or ()
+            num_samples += len(block)
+        units = number_units(groups or None, num_samples)
+        inputs, options = self._trained.inputs, self._options
+        regression = RegressionMetrics(units, len(inputs.offset), seed=options.seed)
+        for block, outputs in predict(self._trained, self._samples):
+            regression.update(_profiles(block.x), np.asarray(outputs))
+        naive = {}
+        if inputs.mean_target is not None:
+            naive = regression.score.of_constant(inputs.mean_target).result()
+        errors = np.concatenate(regression.errors)
+        quantiles = np.quantile(errors, [0.05, 0.5, 0.95]).tolist()
+        figures.histogram(
+            self._directory / "reconstruction_error.png",
+            errors,
+            title=self._title("Reconstruction error of samples"),
+            axis="mean squared error of scaled features",
+        )
+        draws = regression.draws(options.num_draws, options.seed)
+        return {
+            "num_samples": len(units),
+            "num_units": int(units.max()) + 1,
+            "metrics": self._metrics(regression.values(), draws, naive),
+            "reconstruction_error": dict(zip(("p05", "median", "p95"), quantiles, strict=True)),
+        }
+
+    def _metrics(
+        self,
+        values: Mapping[str, NDArray[np.float64]],
+        draws: Mapping[str, NDArray[np.float64]],
+        naive: Mapping[str, float],
+    ) -> dict[str, dict[str, float | None]]:
+        """Returns metrics with intervals, the naive predictor's, and what the record says.
+
+        The record says it of its test file and its final model only.
+        """
+        found = summarize(values, draws)
+        for name, value in naive.items():
+            found[name]["naive"] = finite(value)
+        quality = self._trained.record.quality or {}
+        if "test" in self._same and self._trained.weights.name == FINAL_NAME:
+            for name in quality.keys() & found.keys():
+                found[name]["recorded"] = quality[name].value
+        return found
+
+    def _title(self, text: str) -> str:
+        return f"{text} (synthetic data)" if self._is_synthetic else text
+
+
+def _profiles(x: Any) -> NDArray[np.float32]:
+    """Returns what an autoencoder is to reconstruct; a conditioned one also takes classes."""
+    return x[0] if isinstance(x, tuple) else x  # type: ignore[no-any-return]
+
+
+def tables(content: Mapping[str, Any]) -> Iterator[Table]:
+    """Yields the tables for the screen: of all metrics, and of those of classes."""
+    from rich.table import Table
+
+    metrics = content["metrics"]
+    further = {
+        key: heading
+        for key, heading in (("naive", "naive predictor"), ("recorded", "in the record"))
+        if any(key in each for each in metrics.values())
+    }
+    table = Table("metric")
+    for heading in ("value", f"{content['bootstrap']['confidence']:.0%} interval"):
+        table.add_column(heading, justify="right")
+    for heading in further.values():
+        table.add_column(heading, justify="right")
+    for name, each in metrics.items():
+        ends = "-" if each["low"] is None else f"{each['low']:.4f} to {each['high']:.4f}"
+        table.add_row(
+            name, _shown(each["value"]), ends, *(_shown(each.get(key)) for key in further)
+        )
+    yield table
+    if "classes" not in content:
+        return
+    names = ("precision", "recall", "f1", "auroc", "average_precision")
+    table = Table("class")
+    for heading in ("samples", *names):
+        table.add_column(heading.replace("_", " "), justify="right")
+    for row in content["classes"]:
+        cells = (_shown(row[name]["value"]) for name in names)
+        table.add_row(row["name"], f"{row['num_samples']:,}", *cells)
+    yield table
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"

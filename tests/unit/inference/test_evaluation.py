@@ -1,0 +1,130 @@
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from candle_p1.benchmark import find_benchmark
+from candle_p1.data.inputs import Inputs
+from candle_p1.datasets.foreign import SampleOptions
+from candle_p1.errors import DataError
+from candle_p1.files import content_sha256
+from candle_p1.inference.evaluation import Bootstrap, Evaluator, tables
+from candle_p1.inference.tables import read_samples
+
+CLASSES = ["normal", "tumor"]
+
+
+@pytest.fixture
+def cohort(tmp_path):
+    """A table of 30 patients with two samples each, which are alike; G1 tells the class."""
+    random = np.random.default_rng(1)
+    patients = np.repeat(np.arange(30), 2)
+    tumor = patients % 2
+    genes = random.normal(size=(60, 3))
+    genes[:, 1] = 2 * tumor - 1 + random.normal(size=30)[patients]
+    table = pd.DataFrame(genes, columns=["G0", "G1", "G2"])
+    table.insert(0, "sample", [f"S{i}" for i in range(60)])
+    table.insert(1, "tissue", np.array(CLASSES)[tumor])
+    table.insert(2, "patient", [f"P{i}" for i in patients])
+    table.to_csv(tmp_path / "cohort.csv", index=False)
+    return tmp_path / "cohort.csv"
+
+
+def run_that_trained(path, name="nt3", classes=CLASSES, quality=None, role="test"):
+    """A run whose network takes the second gene for the evidence of a tumor."""
+
+    def outputs(x):
+        evidence = np.asarray(x).reshape(len(x), -1)[:, 1]
+        p = 1 / (1 + np.exp(-2 * evidence))
+        return np.stack([1 - p, p], axis=1) if name == "nt3" else np.asarray(x) + 0.5
+
+    file = SimpleNamespace(
+        path=str(path), file_bytes=path.stat().st_size, sha256=content_sha256(path)
+    )
+    figures = {key: SimpleNamespace(value=value) for key, value in (quality or {}).items()}
+    zeros, ones = np.zeros(3, np.float32), np.ones(3, np.float32)
+    return SimpleNamespace(
+        benchmark=find_benchmark(name),
+        params={"batch_size": 7, "model": "ae"},
+        record=SimpleNamespace(
+            data=SimpleNamespace(synthetic=True, files={role: file}), quality=figures
+        ),
+        model=SimpleNamespace(predict_on_batch=outputs, layers=[SimpleNamespace()]),
+        inputs=Inputs(
+            benchmark=name,
+            features=["G0", "G1", "G2"],
+            classes=classes,
+            offset=zeros,
+            scale=ones,
+            scaling="none",
+            fitted_to="all",
+            mean_target=[0.7, 0.3] if name == "nt3" else [0, 0, 0],
+        ),
+        weights=path.parent / "model.keras",
+    )
+
+
+def evaluate(trained, path, group=None, label="tissue", **options):
+    samples = read_samples(trained, path, SampleOptions(label=label, group=group))
+    evaluator = Evaluator(trained, samples, path.parent / "out", Bootstrap(group=group, **options))
+    return evaluator, evaluator.evaluate()
+
+
+def test_what_is_written_about_classes(cohort):
+    trained = run_that_trained(cohort, quality={"accuracy": 0.8, "loss": 0.5})
+    evaluator, content = evaluate(trained, cohort, "patient", num_draws=200, seed=4)
+    assert evaluator.warnings == []
+    assert json.loads((cohort.parent / "out/evaluation.json").read_text()) == content
+    assert {path.name for path in (cohort.parent / "out").iterdir()} == {
+        *("evaluation.json", "confusion.png", "roc.png", "precision_recall.png", "reliability.png")
+    }
+    assert content["synthetic"] is True
+    data = content["data"]
+    assert data["sha256"] == content_sha256(cohort)
+    assert (data["num_samples"], data["num_units"], data["same_as"]) == (60, 30, ["test"])
+    assert [sum(row) for row in content["confusion"]] == [30, 30]
+    table = pd.read_csv(cohort)
+    right = (table["G1"] > 0) == (table["tissue"] == "tumor")
+    accuracy = content["metrics"]["accuracy"]
+    assert accuracy["value"] == right.mean()
+    assert accuracy["recorded"] == 0.8
+    assert accuracy["naive"] == 0.5  # of always predicting the class that training had most of
+    assert accuracy["low"] < right.mean() < accuracy["high"]
+    assert "recorded" not in content["metrics"]["macro_f1"]
+    of_samples = evaluate(trained, cohort, num_draws=200, seed=4)[1]["metrics"]["accuracy"]
+    width, narrow = (each["high"] - each["low"] for each in (accuracy, of_samples))
+    assert width > 1.2 * narrow
+    assert [row["name"] for row in content["classes"]] == CLASSES
+    curve = content["curves"]["tumor"]
+    area = np.trapezoid([0, *curve["recall"]], [0, *curve["false_positive_rate"]])
+    assert content["classes"][1]["auroc"]["value"] == pytest.approx(area)
+    assert sum(each["num_samples"] for each in content["reliability"]) == 60
+    first, second = tables(content)
+    assert first.row_count == len(content["metrics"])
+    assert second.row_count == 2
+
+
+def test_what_is_written_about_reconstructions(cohort):
+    trained = run_that_trained(cohort, "p1b1", classes=None, role="train")
+    evaluator, content = evaluate(trained, cohort, label=None, num_draws=100)
+    assert evaluator.warnings == [
+        "the network was trained on these samples: new ones will do worse"
+    ]
+    assert content["metrics"]["mse"]["value"] == pytest.approx(0.25)
+    genes = pd.read_csv(cohort)[["G0", "G1", "G2"]].astype(np.float32)
+    assert content["metrics"]["mse"]["naive"] == pytest.approx(np.square(genes).mean(axis=None))
+    assert content["reconstruction_error"] == pytest.approx(
+        {"p05": 0.25, "median": 0.25, "p95": 0.25}
+    )
+    assert (cohort.parent / "out/reconstruction_error.png").exists()
+    (table,) = tables(content)
+    assert table.row_count == len(content["metrics"])
+
+
+def test_tables_without_classes_or_with_unknown_ones_are_refused(cohort):
+    with pytest.raises(DataError, match=r"no classes to compare with: pass --label COLUMN"):
+        evaluate(run_that_trained(cohort), cohort, "patient", label=None)
+    with pytest.raises(DataError, match=r"not trained on the classes 'normal', 'tumor'.*'a', 'b'"):
+        evaluate(run_that_trained(cohort, classes=["a", "b"]), cohort)
