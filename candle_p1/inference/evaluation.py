@@ -97,7 +97,7 @@ class Evaluator:
         self._directory.mkdir(parents=True, exist_ok=True)
         importable = self._trained.benchmark.importable
         has_classes = importable is not None and importable.needs_labels
-        found = self._classes() if has_classes else self._reconstructions()
+        found = self._classes() if has_classes else self._values()
         trained, options = self._trained, self._options
         content = {
             "version": VERSION,
@@ -243,35 +243,57 @@ class Evaluator:
         )
         return points
 
-    def _reconstructions(self) -> dict[str, Any]:
+    def _values(self) -> dict[str, Any]:
+        """Returns what is known of a regression or, without a target, of an autoencoder."""
+        trained, options = self._trained, self._options
+        inputs, target = trained.inputs, trained.inputs.target
         groups: list[str] = []
         num_samples = 0
         for block in self._samples.blocks():
             groups += block.groups or ()
             num_samples += len(block)
+            if target and block.y is None:
+                raise DataError(f"it has no {target.name} to compare with", self._samples.path)
         units = number_units(groups or None, num_samples)
-        inputs, options = self._trained.inputs, self._options
-        regression = RegressionMetrics(units, len(inputs.offset), seed=options.seed)
-        for block, outputs in predict(self._trained, self._samples):
-            regression.update(_profiles(block.x), np.asarray(outputs))
+        num_outputs = 1 if target else len(inputs.offset)
+        cutoffs = trained.params["category_cutoffs"] if target else None
+        regression = RegressionMetrics(units, num_outputs, cutoffs, options.seed)
+        pairs = []
+        for block, outputs in predict(trained, self._samples):
+            true = block.y if target else _profiles(block.x)
+            regression.update(true, outputs)
+            pairs += [np.hstack([true, outputs])] if target else []
         naive = {}
         if inputs.mean_target is not None:
             naive = regression.score.of_constant(inputs.mean_target).result()
+        draws = regression.draws(options.num_draws, options.seed)
+        found = {
+            "num_samples": num_samples,
+            "num_units": int(units.max()) + 1,
+            "metrics": self._metrics(regression.values(), draws, naive),
+        }
+        if target:
+            measured, predicted = np.concatenate(pairs).T.astype(np.float64) * target.factor
+            draw = figures.measured_against_predicted, figures.error_histogram
+            for name, figure in zip(("predictions", "errors"), draw, strict=True):
+                figure(
+                    self._directory / f"{name}.png",
+                    measured,
+                    predicted,
+                    title=self._title(f"{target.name.capitalize()} of samples"),
+                    unit=f"{target.unit} {target.name}",
+                )
+            return found
         errors = np.concatenate(regression.errors)
-        quantiles = np.quantile(errors, [0.05, 0.5, 0.95]).tolist()
         figures.histogram(
             self._directory / "reconstruction_error.png",
             errors,
             title=self._title("Reconstruction error of samples"),
             axis="mean squared error of scaled features",
         )
-        draws = regression.draws(options.num_draws, options.seed)
-        return {
-            "num_samples": len(units),
-            "num_units": int(units.max()) + 1,
-            "metrics": self._metrics(regression.values(), draws, naive),
-            "reconstruction_error": dict(zip(("p05", "median", "p95"), quantiles, strict=True)),
-        }
+        quantiles = np.quantile(errors, [0.05, 0.5, 0.95]).tolist()
+        names = ("p05", "median", "p95")
+        return found | {"reconstruction_error": dict(zip(names, quantiles, strict=True))}
 
     def _metrics(
         self,

@@ -274,7 +274,7 @@ class RegressionMetrics:
         self.errors.append(np.square(difference).mean(axis=1))
         hits = np.zeros(len(true))
         if self._cutoffs is not None:
-            sides = (np.digitize(each[:, 0], self._cutoffs) for each in (true, predicted))
+            sides = (np.digitize(each[:, 0], np.sort(self._cutoffs)) for each in (true, predicted))
             hits = np.equal(*sides).astype(np.float64)
         further = np.stack([np.abs(difference).mean(axis=1), hits], axis=1)
         np.add.at(self._further, pools, further)

@@ -187,8 +187,11 @@ def _is_own(path: Path, layout: CsvLayout) -> bool:
         return False
     if layout.header:
         return True
-    first = next(read_blocks(path, replace(layout, num_columns=head.num_columns)), None)
-    return first is not None
+    try:
+        next(read_blocks(path, replace(layout, num_columns=head.num_columns)))
+    except DataError as error:
+        return error.line != 1  # where a table of others has the names of its columns
+    return True
 
 
 def _read_own(trained: TrainedRun, path: Path, layout: CsvLayout) -> NewSamples:
