@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -18,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, start_group
-from tests.documentation import blocks
+from tests.documentation import blocks, text_of
 from tests.records import read_record
 
 pytestmark = [pytest.mark.extended, pytest.mark.parallel]
@@ -137,6 +138,15 @@ def test_commands_for_owners_of_data(clone, environment, tmp_path_factory):
         assert accuracy["value"] > 0.9 > 0.6 > accuracy["naive"]
     (loss,) = [record["quality"]["loss"] for record in records if record not in of_cohort]
     assert loss["value"] < 0.8 * loss["naive"]
+
+
+def test_commands_for_users_of_a_network(clone, environment, tmp_path_factory):
+    (record,) = run_pages(["docs/predictions.md"], clone, environment, tmp_path_factory)
+    evaluation = json.loads((clone / "evaluated/evaluation.json").read_text())
+    accuracy = evaluation["metrics"]["accuracy"]
+    assert accuracy["recorded"] == record["quality"]["accuracy"]["value"]
+    keys = set(re.findall(r"`(\w+)`", text_of("docs/predictions.md")))
+    assert evaluation.keys() - {"version", "benchmark"} <= keys
 
 
 def test_commands_for_authors(clone, environment, tmp_path_factory):
