@@ -53,7 +53,7 @@ def train(
         if measured:
             timer.begin_step()
             if log:
-                log.count_step()
+                log.count_steps(1)
         if batch == 0:
             begins.append(time.perf_counter())
 
@@ -124,7 +124,7 @@ def direct_cost_s(training: Any) -> float:
         return seconds
     measured, bare = logging_steps(log, len(training.model.trainable_weights))
     seconds += seconds_of(measured, NUM_CALLS) - seconds_of(bare, NUM_CALLS)
-    seconds += seconds_of(log.count_step, NUM_CALLS)
+    seconds += seconds_of(lambda: log.count_steps(1), NUM_CALLS)
     return seconds + seconds_of(log.take, NUM_CALLS) / int(training.plan.steps_per_epoch)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from candle_p1.data.names import match
+from candle_p1.data.samples import Gather
 from candle_p1.data.table import CsvLayout, repeated
 from candle_p1.data.transforms import fill_missing, join_rows, scale_features
 from candle_p1.errors import DataError
@@ -143,6 +144,17 @@ class JoinedRows:
             row[1:first_drug] = self.lines[of_line]
             row[first_drug:] = self.drugs[of_drug]
         return batch
+
+    def as_gather(self) -> Gather:
+        """Returns how a batch is taken from the tables, whose rows a device can join, too."""
+
+        def take(xp: Any, arrays: Any, which: Any) -> Any:
+            log_concentration, line, drug, lines, drugs = arrays
+            parts = log_concentration[which][:, None], lines[line[which]], drugs[drug[which]]
+            return xp.concatenate(parts, axis=1)
+
+        arrays = self.log_concentration, self.line, self.drug, self.lines, self.drugs
+        return Gather(arrays, take)
 
 
 def names_in(column: TextColumn, names: Mapping[str, Any] | Sequence[str]) -> NDArray[np.bool_]:

@@ -41,21 +41,27 @@ class TrainBatches(keras.utils.PyDataset):  # type: ignore[misc]
 
     The plan gives batch size, steps and level of data parallelism. Without `shuffle`, samples keep
     the order of the file.
+
+    Attributes:
+        samples: The samples.
+        batch_size: The size of a batch; the last one of an epoch may be smaller.
+        order_of: Returns the order of an ``epoch``, as `epoch_order` does.
     """
 
     def __init__(
         self, samples: Samples, plan: ScalingPlan, *, seed: int, rank: int, shuffle: bool
     ) -> None:
         super().__init__()
-        self._samples, self._plan, self._first_step = samples, plan, 0
-        self._order_of = partial(
+        self.samples, self.batch_size = samples, plan.batch_size
+        self._plan, self._first_step = plan, 0
+        self.order_of = partial(
             epoch_order, plan, len(samples), seed=seed, rank=rank, shuffle=shuffle
         )
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the order of an epoch, counted from 0; must be called before the epoch begins."""
-        self._order = self._order_of(epoch=epoch)
+        self._order = self.order_of(epoch=epoch)
 
     def epoch_batches(self, epoch: int, first_step: int = 0) -> TrainBatches:
         """Returns the batches of an epoch from a step on, counted from 0; these ones remain."""
@@ -68,14 +74,19 @@ class TrainBatches(keras.utils.PyDataset):  # type: ignore[misc]
         return self._plan.steps_per_epoch - self._first_step
 
     def __getitem__(self, item: int) -> tuple[Any, Any]:
-        step, size = self._first_step + item, self._plan.batch_size
-        return self._samples[self._order[step * size : (step + 1) * size]]
+        step, size = self._first_step + item, self.batch_size
+        return self.samples[self._order[step * size : (step + 1) * size]]
 
 
 class EvaluationBatches(keras.utils.PyDataset):  # type: ignore[misc]
     """One rank's share of the samples, once and in order.
 
     `max_steps` limits the number of steps, of all ranks together; 0 means no limit.
+
+    Attributes:
+        samples: All samples.
+        batch_size: The size of a batch; the last one may be smaller.
+        bounds: The first sample of the share, and the one after its last.
     """
 
     def __init__(
@@ -83,12 +94,14 @@ class EvaluationBatches(keras.utils.PyDataset):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         num_samples = min(len(samples), max_steps * batch_size) if max_steps else len(samples)
-        self._start, self._stop = share_bounds(num_samples, comm.rank, comm.size)
-        self._samples, self._batch_size = samples, batch_size
+        self.bounds = share_bounds(num_samples, comm.rank, comm.size)
+        self.samples, self.batch_size = samples, batch_size
 
     def __len__(self) -> int:
-        return -(-(self._stop - self._start) // self._batch_size)
+        start, stop = self.bounds
+        return -(-(stop - start) // self.batch_size)
 
     def __getitem__(self, step: int) -> tuple[Any, Any]:
-        first = self._start + step * self._batch_size
-        return self._samples[first : min(first + self._batch_size, self._stop)]
+        start, stop = self.bounds
+        first = start + step * self.batch_size
+        return self.samples[first : min(first + self.batch_size, stop)]

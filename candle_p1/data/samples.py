@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,47 @@ class Rows(Protocol):
     def __getitem__(self, which: Any) -> Any:
         """Returns the rows for an int64 array of indices, or a slice, as the model takes them."""
         ...
+
+
+class Gather(NamedTuple):
+    """How rows are taken from arrays alone, so that a compiled step can do it on its device.
+
+    Attributes:
+        arrays: NumPy arrays, or nested tuples or dictionaries of them.
+        take: Called with ``numpy`` or ``jax.numpy``, such arrays of its kind, and an integer array
+            of indices; it returns what the rows themselves do.
+    """
+
+    arrays: Any
+    take: Callable[[Any, Any, Any], Any]
+
+
+def gather_of(rows: Rows) -> Gather | None:
+    """Returns how rows are taken from arrays; None if they have no method ``as_gather``, or cannot.
+
+    An array whose rows are most of those of a larger one is taken from that, which is contiguous.
+    """
+    if not isinstance(rows, np.ndarray):
+        as_gather: Callable[[], Gather | None] | None = getattr(rows, "as_gather", None)
+        return as_gather() if as_gather else None
+    if rows.dtype.kind not in "biuf":
+        return None
+    whole, shape = rows.base, rows.shape[1:]
+    if rows.flags.c_contiguous or not (
+        isinstance(whole, np.ndarray)
+        and (whole.ndim, whole.dtype, whole.strides[:1]) == (2, rows.dtype, rows.strides[:1])
+        and whole.flags.c_contiguous
+        and rows[:1].flags.c_contiguous
+        and 2 * rows[:1].nbytes > whole.strides[0]
+    ):
+        return Gather(rows, lambda xp, rows, which: rows[which])
+    row, first_byte = divmod(rows.ctypes.data - whole.ctypes.data, whole.strides[0])
+    first = first_byte // rows.itemsize
+    columns = slice(first, first + int(np.prod(shape)))
+    return Gather(
+        whole[row : row + len(rows)],
+        lambda xp, whole, which: whole[which][:, columns].reshape(-1, *shape),
+    )
 
 
 @dataclass(frozen=True)
@@ -49,6 +90,23 @@ class Several:
         if isinstance(self.parts, Mapping):
             return {name: rows[which] for name, rows in self.parts.items()}
         return tuple(rows[which] for rows in self.parts)
+
+    def as_gather(self) -> Gather | None:
+        """Returns how the parts are taken; see `gather_of`."""
+        named = isinstance(self.parts, Mapping)
+        parts: dict[Any, Rows] = dict(
+            self.parts if isinstance(self.parts, Mapping) else enumerate(self.parts)
+        )
+        of_parts = {name: gather_of(rows) for name, rows in parts.items()}
+        gathers = {name: each for name, each in of_parts.items() if each}
+        if len(gathers) < len(parts):
+            return None
+
+        def take(xp: Any, arrays: Any, which: Any) -> Any:
+            found = {name: each.take(xp, arrays[name], which) for name, each in gathers.items()}
+            return found if named else tuple(found.values())
+
+        return Gather({name: each.arrays for name, each in gathers.items()}, take)
 
 
 @dataclass(frozen=True)
@@ -114,6 +172,17 @@ class Selected:
     def __getitem__(self, which: Any) -> Any:
         return self.rows[self.indices[which]]
 
+    def as_gather(self) -> Gather | None:
+        """Returns how the selected rows are taken; see `gather_of`."""
+        rows = gather_of(self.rows)
+        if rows is None:
+            return None
+
+        def take(xp: Any, arrays: Any, which: Any) -> Any:
+            return rows.take(xp, arrays[0], arrays[1][which])
+
+        return Gather((rows.arrays, self.indices), take)
+
 
 @dataclass
 class Samples:
@@ -134,6 +203,19 @@ class Samples:
         """Returns the batch (x, y) for an int64 array of indices, or for a slice."""
         x = self.x[which]
         return x, x if self.y is self.x else self.y[which]
+
+    def as_gather(self) -> Gather | None:
+        """Returns how batches are taken; see `gather_of`."""
+        x, y = gather_of(self.x), gather_of(self.y)
+        if x is None or y is None:
+            return None
+        is_own = self.y is self.x
+
+        def take(xp: Any, arrays: Any, which: Any) -> tuple[Any, Any]:
+            inputs = x.take(xp, arrays["x"], which)
+            return inputs, inputs if is_own else y.take(xp, arrays["y"], which)
+
+        return Gather({"x": x.arrays} | ({} if is_own else {"y": y.arrays}), take)
 
     @property
     def x_shape(self) -> tuple[int, ...]:

@@ -53,9 +53,12 @@ class AllreduceLog(ABC):
         self._num_unread = 0
         self._exposed_s = self._allreduce_s = 0.0
 
-    def count_step(self) -> None:
-        """Counts a step that begins, and reads the table before it overflows."""
-        self._num_unread += 1
+    def count_steps(self, num: int) -> None:
+        """Counts steps that begin, and reads the table before it overflows.
+
+        Only a log without a table, which cannot, is told of more than one.
+        """
+        self._num_unread += num
         if self._num_unread > CAPACITY:
             self._read()
 

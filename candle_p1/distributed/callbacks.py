@@ -6,6 +6,7 @@ Every rank must use the same callbacks, in the same order.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,19 +53,24 @@ def _results(model: Any) -> dict[str, float]:
     return {name: float(value) for name, value in model.get_metrics_result().items()}
 
 
-def evaluate_shared(model: Any, batches: Any, comm: Communicator) -> dict[str, float]:
+def evaluate_shared(
+    model: Any, batches: Any, comm: Communicator, evaluate: Callable[[], None] | None = None
+) -> dict[str, float]:
     """Evaluates a model on the samples of all ranks together; collective.
 
     Args:
         model: A compiled model with the same weights on every rank.
         batches: This rank's share of the samples, in batches; may be empty.
         comm: The ranks.
+        evaluate: Updates the metrics of the model with all batches; None: batch by batch.
 
     Returns:
         Loss and metrics by name, as one process would compute them to float32 rounding.
     """
     model.reset_metrics()
-    if keras.backend.backend() == "tensorflow":
+    if evaluate is not None:
+        evaluate()
+    elif keras.backend.backend() == "tensorflow":
         # model.evaluate makes a tf.data.Dataset in every call, slower than a small share itself.
         if model.test_function is None:
             model.test_function = _make_test_function(model)
@@ -107,6 +113,13 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
         is_warm = step > self._plan.warmup_epochs * self._plan.steps_per_epoch
         if not is_warm and step % self._steps_between == 0:
             self.model.optimizer.learning_rate = warmup_learning_rate(self._plan, step)
+
+    def steps_until_seen(self, batch: int) -> int:
+        """Returns after how many steps, from one of this epoch on, it must see one begin."""
+        step = self._first_step + batch
+        is_warm = step + 1 > self._plan.warmup_epochs * self._plan.steps_per_epoch
+        per_epoch = self._plan.steps_per_epoch
+        return per_epoch if is_warm else self._steps_between - step % self._steps_between
 
 
 class ReplicaCheck(keras.callbacks.Callback):  # type: ignore[misc]

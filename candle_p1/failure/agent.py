@@ -237,16 +237,16 @@ class RankAgent:
 
     @property
     def steps(self) -> int:
-        """The training steps that this rank has begun; see `count_step`."""
+        """The training steps that this rank has begun; see `count_steps`."""
         return self._memory[progress.STEPS]
 
-    def count_step(self) -> None:
-        """Counts a training step that begins.
+    def count_steps(self, num: int) -> None:
+        """Counts training steps that begin.
 
         Rank 0 counts in memory that it shares with the server, which knows the exact number even if
         all ranks are killed at once.
         """
-        progress.count_step()
+        progress.count_steps(num)
 
     @property
     def save_signal(self) -> int | None:

@@ -62,9 +62,9 @@ def stop() -> None:
     _numbers = _make_numbers()
 
 
-def count_step() -> None:
-    """Counts a training step that begins."""
-    _numbers[STEPS] += 1
+def count_steps(num: int) -> None:
+    """Counts training steps that begin."""
+    _numbers[STEPS] += num
 
 
 @contextmanager

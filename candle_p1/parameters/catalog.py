@@ -454,6 +454,16 @@ _declare(
         role=Role.SPEED,
     ),
     Parameter(
+        "device_data_mb",
+        int,
+        None,
+        "MiB of samples that JAX may copy to a rank's device, from which steps then take their"
+        " batches; 0: the host sends each batch. None: half of a GPU's free memory, or on CPUs a"
+        " quarter of the node's for all its ranks",
+        role=Role.SPEED,
+        minimum=0,
+    ),
+    Parameter(
         "data_parallel",
         str,
         "epoch",

@@ -341,10 +341,25 @@ class EpochRecord(Section):
     """The efficiency of its training part."""
 
 
+class DeviceData(Section):
+    """The samples from which JAX's steps take their batches by index."""
+
+    copied_bytes: Count
+    """What each rank has copied to its device."""
+    in_place_bytes: Count
+    """What its device, a CPU, reads where the host has it."""
+    streamed_because: str | None = None
+    """Why the host sends each batch instead."""
+    largest_block: Positive
+    """The most steps that were one call of a compiled program."""
+
+
 class Training(Section):
     """What the training part of a run did."""
 
     epochs: list[EpochRecord]
+    device_data: DeviceData | None = None
+    """With JAX only."""
     samples_per_s: float | None = None
     stopped: str | None = None
     """Why training ended before its last epoch."""

@@ -46,13 +46,14 @@ class EpochTimer:
 
     def begin_epoch(self) -> None:
         """Starts timing an epoch."""
-        self._begins: list[float] = []
+        self._blocks: list[tuple[float, int]] = []
         self._taken: list[tuple[float | None, float | None]] = []
         self._begin = time.perf_counter()
 
-    def begin_step(self) -> None:
-        """Notes when a step begins."""
-        self._begins.append(time.perf_counter())
+    def begin_steps(self, num: int) -> float:
+        """Notes and returns when some steps begin; each of them is taken to last as long."""
+        self._blocks.append((time.perf_counter(), num))
+        return self._blocks[-1][0]
 
     def end_epoch(self) -> Epoch:
         """Returns the epoch, whose last step must have finished."""
@@ -65,7 +66,9 @@ class EpochTimer:
         now = time.perf_counter()
         self._taken.append(self._take_allreduce_times())  # those since the last call
         exposed_s, allreduce_s = map(sum_of_known, zip(*self._taken, strict=True))
-        steps_s = [later - earlier for earlier, later in pairwise([*self._begins, now])]
+        steps_s: list[float] = []
+        for (begin, num), (end, _) in pairwise([*self._blocks, (now, 0)]):
+            steps_s += num * [(end - begin) / num]
         epoch = Epoch(
             self._begin - self._start_s,
             now - self._begin,

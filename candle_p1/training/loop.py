@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from math import isfinite
 from pathlib import Path
@@ -28,7 +27,7 @@ from candle_p1.distributed.reducers.horovod import is_traced
 from candle_p1.distributed.replicas import average_state
 from candle_p1.files import write_atomically
 from candle_p1.instrument import tensorboard
-from candle_p1.models.fast.batches import stream
+from candle_p1.models.fast import device_data
 from candle_p1.records.segments import BEGINNING
 from candle_p1.records.types import Position
 from candle_p1.text import count
@@ -45,14 +44,7 @@ from candle_p1.training.state import (
     replicated_arrays,
     restore_own,
 )
-
-JAX_STATE = (
-    "trainable_variables",
-    "non_trainable_variables",
-    "optimizer_variables",
-    "metrics_variables",
-)
-"""The parts of the state that a step takes and returns with JAX, in order."""
+from candle_p1.training.steps import Pace, Steps, evaluation_on_device, make_steps, python_logs
 
 
 class TrainingOutcome(NamedTuple):
@@ -124,7 +116,11 @@ class _Loop:
         has_limit = (params["timeout"] or -1) > 0
         self._limit = TimeLimit(params["timeout"], run.comm) if has_limit else None
         self._callbacks = self._make_callbacks()
-        self._at_step_end = [each for each in self._callbacks if _sees_step_end(each)]
+        begins, ends = "on_train_batch_begin on_batch_begin", "on_train_batch_end on_batch_end"
+        self._at_step_begin = [each for each in self._callbacks if _overrides(each, begins)]
+        self._at_step_end = [each for each in self._callbacks if _overrides(each, ends)]
+        self._pace = Pace(run.comm)
+        self._placement = self._place_samples()
         self._states = CallbackStates([*self._callbacks, training.models, training.log])
         self._epochs = GatheredEpochs(
             run.comm,
@@ -177,11 +173,15 @@ class _Loop:
         epochs = range(start.epoch, start.epoch if is_over else self._plan.epochs_per_rank)
         model.stop_training = False
         self._begin()
+        data, validation_data = self._placement.data or (None, None)
         if epochs:
-            step = make_step(model, stream(self._batches, epochs, start.step))
+            steps = make_steps(model, self._batches, data, epochs, start.step)
+        self._evaluate = validation_data and evaluation_on_device(
+            model, validation_data, self._validation_batches
+        )
         for epoch in epochs:
             first_step = start.step * (epoch == start.epoch)
-            if not self._train_epoch(epoch, first_step, step):
+            if not self._train_epoch(epoch, first_step, steps):
                 break
             logs = self._end_epoch(epoch)
             if (self._saver and not self._saver.after_epoch(epoch, logs)) or model.stop_training:
@@ -214,7 +214,7 @@ class _Loop:
         if restart:
             self._states.restore(restart.state.callbacks)
 
-    def _train_epoch(self, epoch: int, first_step: int, train_step: Callable[[], Any]) -> bool:
+    def _train_epoch(self, epoch: int, first_step: int, steps: Steps) -> bool:
         """Trains the steps of an epoch from one on; returns whether no signal has ended them."""
         model, allreduces = self._model, self._training.allreduces
         model.reset_metrics()
@@ -223,21 +223,27 @@ class _Loop:
             callback.on_epoch_begin(epoch, {})
         if first_step:
             restore_own(model, self._own, within_epoch=True)
-        for step in range(first_step, self._plan.steps_per_epoch):
+        step = first_step
+        while step < self._plan.steps_per_epoch:
             if self._saver and not self._saver.before_step(Position(epoch=epoch, step=step)):
                 return False
-            self._timer.begin_step()
-            self._run.watchdog.count_step()
+            most = self._most_steps(step, steps)
+            num = min(most, self._pace.num_steps)
+            begin_s = self._timer.begin_steps(num)
+            self._run.watchdog.count_steps(num)
             if allreduces:
-                allreduces.count_step()
-            for callback in self._callbacks:
+                allreduces.count_steps(num)
+            for callback in self._at_step_begin:
                 callback.on_train_batch_begin(step, {})
             if self._is_first:
                 self._run.screen.show_step(step)
-            logs = train_step()
+            logs = steps.train(epoch, step, num)
+            if most > 1:
+                self._pace.wait(num, begin_s, logs)
+            step += num
             seen = python_logs(logs) if self._at_step_end else {}
             for callback in self._at_step_end:
-                callback.on_train_batch_end(step, seen)
+                callback.on_train_batch_end(step - 1, seen)
             if model.stop_training:
                 break
         attach_state(model)
@@ -245,6 +251,33 @@ class _Loop:
         metrics = model.get_metrics_result()
         self._logs = python_logs(metrics if metrics.keys() == logs.keys() else logs)
         return True
+
+    def _most_steps(self, step: int, steps: Steps) -> int:
+        """Returns how many steps may be one block, from this one of an epoch on."""
+        most = steps.most(step)
+        if self._at_step_end:
+            return 1
+        for callback in self._at_step_begin:
+            until_seen = getattr(callback, "steps_until_seen", lambda step: 1)
+            most = min(most, until_seen(step))
+        return min(most, self._saver.most_steps()) if self._saver else most
+
+    def _place_samples(self) -> device_data.Placement:
+        """Puts the samples for training and validation on the device, with JAX and if they fit."""
+        data, run = self._training.data, self._run
+        if keras.backend.backend() != "jax":
+            return device_data.Placement(None)
+        limit_mb = self._training.params["device_data_mb"]
+        limit = device_data.limit_bytes(run.comm.local_size)
+        with run.screen.making_data("copying to the device:") as show:
+            placement = device_data.place(
+                [data.train, data.validation],
+                limit if limit_mb is None else limit_mb << 20,
+                lambda before, total, num: show("the samples", before + num, total),
+            )
+        if placement.reason:
+            run.screen.warn(f"{placement.reason}: each step gets its batch from the host")
+        return placement
 
     def _end_epoch(self, epoch: int) -> dict[str, float]:
         """Ends an epoch with its validation; returns its metrics over all ranks. Collective."""
@@ -255,7 +288,7 @@ class _Loop:
         logs["learning_rate"] = float(model.optimizer.learning_rate)
         average_state(model, run.comm)  # from here to the next epoch, all replicas are equal
         begin = time.perf_counter()
-        validated = evaluate_shared(model, self._validation_batches, run.comm)
+        validated = evaluate_shared(model, self._validation_batches, run.comm, self._evaluate)
         validation_s = time.perf_counter() - begin
         logs.update({f"val_{name}": value for name, value in validated.items()})
         training.log.add_epoch(trained, validation_s, logs)
@@ -321,6 +354,14 @@ class _Loop:
         """Returns what the record says about training, on rank 0."""
         params, epochs = self._training.params, self._epochs.facts
         facts: dict[str, Any] = {"epochs": epochs}
+        if keras.backend.backend() == "jax":
+            placed = self._placement
+            facts["device_data"] = {
+                "copied_bytes": placed.copied_bytes,
+                "in_place_bytes": placed.in_place_bytes,
+                "streamed_because": placed.reason or None,
+                "largest_block": self._pace.largest,
+            }
         if self._epochs.samples_per_s is not None:
             facts["samples_per_s"] = self._epochs.samples_per_s
         if self._early_stop:
@@ -344,54 +385,12 @@ class _Loop:
         return facts
 
 
-def make_step(model: Any, batches: Iterator[Any]) -> Callable[[], Any]:
-    """Returns Keras's training step: it trains the next batch, and returns the metrics so far.
-
-    With JAX, the state stays outside the model between steps; see `attach_state`.
-
-    Args:
-        model: The compiled model.
-        batches: The batches; see `candle_p1.models.fast.batches.stream`.
-    """
-    model.make_train_function()
-    if keras.backend.backend() != "jax":
-        return lambda: model.train_function(batches)
-    model._jax_state_synced = True
-    state: Any = None
-
-    def step() -> Any:
-        nonlocal state
-        if model._jax_state_synced:  # it has been attached to the model, and maybe changed
-            wanted = dict.fromkeys(JAX_STATE, True)
-            state = model._get_jax_state(**wanted, purge_model_variables=True)
-            model._jax_state_synced = False
-        logs, state = model.train_function(state, batches)
-        model._jax_state = dict(zip(JAX_STATE, state, strict=True))
-        return logs
-
-    return step
-
-
-def python_logs(logs: Any) -> dict[str, Any]:
-    """Returns metrics as Keras gives them to callbacks: sorted, flat, and Python's numbers."""
-    found: dict[str, Any] = {}
-    for name, value in sorted(logs.items()):
-        if isinstance(value, dict):
-            found.update(python_logs(value))
-            continue
-        try:
-            found[name] = float(value)
-        except (TypeError, ValueError):
-            found[name] = value
-    return found
-
-
-def _sees_step_end(callback: Any) -> bool:
-    """Returns whether a callback does anything at the end of a step: reading metrics takes time."""
+def _overrides(callback: Any, names: str) -> bool:
+    """Returns whether a callback has one of some methods of its own: reading metrics takes time."""
     defaults = keras.callbacks.Callback
     return any(
         getattr(getattr(callback, name), "__func__", None) is not getattr(defaults, name)
-        for name in ("on_train_batch_end", "on_batch_end")
+        for name in names.split()
     )
 
 

@@ -51,9 +51,9 @@ class SaveTrigger:
         self._steps_since = 0
         self._pause = 1
 
-    def step(self) -> Agreed:
-        """Counts a step that is about to begin; collective every so many calls."""
-        self._steps_since += 1
+    def step(self, num: int = 1) -> Agreed:
+        """Counts steps up to one that is about to begin; collective every so many steps."""
+        self._steps_since += num
         return self.agree() if self._steps_since >= self._pause else Agreed(False, False)
 
     def agree(self) -> Agreed:

@@ -60,15 +60,23 @@ class Saver:
 
     def before_step(self, position: Position) -> bool:
         """Saves before a step if that is due; returns whether training goes on. Collective."""
+        num_steps = max(1, position.step - self.position.step)
         self.position = position
         if not position.step:  # it is due, if at all, since the end of the epoch before
             self._is_lost = False
             return True
-        agreed = self._trigger.step()
+        agreed = self._trigger.step(num_steps)
         self._is_signalled |= agreed.is_signalled
         if self._policy.allows(position.epoch):
             self._is_due |= agreed.is_due or self._is_due_by_steps
         return self._save_if_due()
+
+    def most_steps(self) -> int:
+        """Returns how many steps may be trained before `before_step` must be called again."""
+        passes, every = self._params["backward_passes_per_step"], self._params["ckpt_every_steps"]
+        if (self._is_due or self._is_signalled) and not self._is_lost:
+            return int(passes - (self._total_steps - self._steps_before) % passes)
+        return int(every - self._total_steps % every) if every else self._plan.steps_per_epoch
 
     def after_epoch(self, epoch: int, logs: Mapping[str, float]) -> bool:
         """Saves after an epoch if that is due; returns whether training goes on. Collective."""

@@ -34,7 +34,7 @@ def leave_file(name, text):
 
 def take_steps(run, num_steps):
     for step in range(num_steps):
-        run.watchdog.count_step()
+        run.watchdog.count_steps(1)
         run.comm.allreduce_sum(np.ones(1000))
         time.sleep(STEP_S)
         if step == 5 and os.environ.get("HANGS") == str(run.comm.rank):

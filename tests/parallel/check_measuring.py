@@ -51,7 +51,7 @@ def trained(comm, slow_rank, compression="none", accumulate=None):
     optimizer = distribute(sgd, compression, allreduces)
     compiled(model, optimizer, loss="mse")
     optimizer.build(model.trainable_variables)
-    slow = Slow(SLOW_S if comm.rank == slow_rank else 0.0, allreduces.count_step)
+    slow = Slow(SLOW_S if comm.rank == slow_rank else 0.0, lambda: allreduces.count_steps(1))
     x = np.ones((NUM_STEPS, 4), "float32")
     with collectives.active(log), phases.active(timer), timer("train"):
         broadcast_state(model, engine(compression).reducer)

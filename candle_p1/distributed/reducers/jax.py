@@ -124,26 +124,36 @@ class JaxReducer(Reducer):
         note_collective(self.name, "broadcast", num_bytes * is_root, seconds)
 
     def map_steps(self, model: Any) -> None:
-        """Lets the training steps of a compiled model span the ranks."""
+        """Lets the training steps of a compiled model span the ranks.
+
+        The model gets two functions for steps of one's own. ``compile_over_ranks`` compiles a
+        function of the state and further trees of arrays, which returns logs and state; each rank
+        calls it with its own arrays. ``across_ranks`` prepares arrays for many such calls.
+        """
         import jax
 
-        step: Any = None
-
-        def train_step(state: Any, data: Any) -> tuple[Any, Any]:
-            # The state is lists of arrays: local ones at first, then those that the last step has
-            # returned. The data are this rank's batch.
-            state = jax.tree.map(
-                lambda value: self._across(value) if value.is_fully_addressable else value, state
+        def across(tree: Any) -> Any:
+            # The state is local at first; then it is what the last step has returned.
+            return jax.tree.map(
+                lambda value: (
+                    self._across(value) if getattr(value, "is_fully_addressable", True) else value
+                ),
+                tree,
             )
-            batch = jax.tree.map(lambda value: self._across(value, batch=True), data)
-            logs, state = step(state, batch)
-            return jax.tree.map(_local, logs), state
+
+        def compile_over_ranks(function: Callable[..., Any]) -> Callable[..., Any]:
+            compiled = self._map(function, donate_argnums=0)
+
+            def call(*arguments: Any) -> tuple[Any, Any]:
+                logs, state = compiled(*across(arguments))
+                return jax.tree.map(_local, logs), state
+
+            return call
 
         def make_train_function(force: bool = False) -> None:
-            nonlocal step
             if model.train_function is None or force:
-                step = self._map(model.train_step, batch=True, donate_argnums=0)
-                model.train_function = model._make_function(train_step)
+                step = compile_over_ranks(model.train_step)
+                model.train_function = model._make_function(step)
 
         synchronize = model.jax_state_sync
 
@@ -155,6 +165,7 @@ class JaxReducer(Reducer):
 
         model.make_train_function = make_train_function
         model.jax_state_sync = jax_state_sync
+        model.compile_over_ranks, model.across_ranks = compile_over_ranks, across
 
     def mapped(self, function: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
         """Returns a function that is called with this rank's arrays, and may average them.
@@ -173,35 +184,26 @@ class JaxReducer(Reducer):
 
         return call
 
-    def _map(self, function: Callable[..., Any], *, batch: bool = False, **options: Any) -> Any:
-        """Returns a function compiled for the devices of all ranks, with options of ``jax.jit``.
-
-        With `batch`, its second argument is a batch, of which each rank has a part.
-        """
+    def _map(self, function: Callable[..., Any], **options: Any) -> Any:
+        """Returns a function compiled for the devices of all ranks, with options of ``jax.jit``."""
         import jax
 
-        spec = jax.sharding.PartitionSpec
-        # JAX takes every state for the same on all ranks. Those of metrics and random layers are
-        # not, but as no device sees another's without a collective, each keeps its own; that is
-        # why nothing is to be verified.
+        spec = jax.sharding.PartitionSpec()
+        # JAX takes every argument for the same on all ranks. Batches and the states of metrics and
+        # random layers are not, but as no device sees another's without a collective, each keeps
+        # its own; that is why nothing is to be verified.
         mapped = jax.shard_map(
-            function,
-            mesh=self._mesh,
-            in_specs=(spec(), spec(AXIS)) if batch else spec(),
-            out_specs=spec(),
-            check_vma=False,
+            function, mesh=self._mesh, in_specs=spec, out_specs=spec, check_vma=False
         )
         return jax.jit(mapped, **options)
 
-    def _across(self, value: Any, *, batch: bool = False) -> Any:
+    def _across(self, value: Any) -> Any:
         """Returns an array of all ranks, of which a local one is this rank's part; not a copy."""
         import jax
 
-        spec = jax.sharding.PartitionSpec(AXIS) if batch else jax.sharding.PartitionSpec()
         local = jax.device_put(value, self._mesh.local_devices[0])
-        shape = (self.comm.size * local.shape[0], *local.shape[1:]) if batch else local.shape
-        sharding = jax.sharding.NamedSharding(self._mesh, spec)
-        return jax.make_array_from_single_device_arrays(shape, sharding, [local])
+        sharding = jax.sharding.NamedSharding(self._mesh, jax.sharding.PartitionSpec())
+        return jax.make_array_from_single_device_arrays(local.shape, sharding, [local])
 
     @cached_property
     def _mesh(self) -> Any:

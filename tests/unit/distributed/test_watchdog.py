@@ -141,7 +141,7 @@ watchdog = watch(SerialCommunicator(), record)
 watchdog.report_record(record)
 watchdog.report_phase(("train",))
 for _ in range(3):
-    watchdog.count_step()
+    watchdog.count_steps(1)
 with output_to_file(record.parent / "rank.log"):
     print("last words")  # not flushed
     os.write(3, b"ready\\n")

@@ -176,7 +176,7 @@ from candle_p1.distributed.watchdog import watch
 
 watchdog = watch(SerialCommunicator(), pathlib.Path(sys.argv[1]))
 watchdog.report_record(pathlib.Path(sys.argv[1]))
-watchdog.count_step()
+watchdog.count_steps(1)
 print(watchdog._server.pid, flush=True)
 sys.stdin.read()
 """

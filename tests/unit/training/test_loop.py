@@ -42,6 +42,9 @@ class WaitingWriter(CheckpointWriter):
 class TrainingScreen(Screen):
     epochs = ()
 
+    def making_data(self, doing):
+        return nullcontext()
+
     def begin_training(self, num_epochs, num_steps, first_epoch):
         pass
 
@@ -103,7 +106,7 @@ def made():
 def train(directory, checkpoint=None):
     """Trains from the beginning or from a checkpoint; returns all that it has ended with."""
     params = NT3.read_parameters(FLAGS.split())
-    watchdog = SimpleNamespace(saving=nullcontext, count_step=lambda: None, save_requested=False)
+    watchdog = SimpleNamespace(saving=nullcontext, count_steps=lambda num: None, save_requested=False)
     run = SimpleNamespace(
         comm=COMM,
         start=0.0,
