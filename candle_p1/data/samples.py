@@ -50,22 +50,26 @@ def gather_of(rows: Rows) -> Gather | None:
         return as_gather() if as_gather else None
     if rows.dtype.kind not in "biuf":
         return None
-    whole, shape = rows.base, rows.shape[1:]
-    if rows.flags.c_contiguous or not (
-        isinstance(whole, np.ndarray)
-        and (whole.ndim, whole.dtype, whole.strides[:1]) == (2, rows.dtype, rows.strides[:1])
+    whole, shape, width = rows.base, rows.shape[1:], int(np.prod(rows.shape[1:]))
+    per_row = rows.strides[0] // rows.itemsize if len(rows) > 1 else 0
+    if (
+        not rows.flags.c_contiguous
+        and isinstance(whole, np.ndarray)
         and whole.flags.c_contiguous
+        and whole.dtype == rows.dtype
         and rows[:1].flags.c_contiguous
-        and 2 * rows[:1].nbytes > whole.strides[0]
+        and width <= per_row < 2 * width
     ):
-        return Gather(rows, lambda xp, rows, which: rows[which])
-    row, first_byte = divmod(rows.ctypes.data - whole.ctypes.data, whole.strides[0])
-    first = first_byte // rows.itemsize
-    columns = slice(first, first + int(np.prod(shape)))
-    return Gather(
-        whole[row : row + len(rows)],
-        lambda xp, whole, which: whole[which][:, columns].reshape(-1, *shape),
-    )
+        offset = (rows.ctypes.data - whole.ctypes.data) // rows.itemsize
+        column = min(per_row - width, offset)  # what is left out comes first, as labels do
+        matrix = whole.reshape(-1)[offset - column :][: len(rows) * per_row]
+        if matrix.size == len(rows) * per_row:
+            columns = slice(column, column + width)
+            return Gather(
+                matrix.reshape(len(rows), per_row),
+                lambda xp, matrix, which: matrix[which][:, columns].reshape(-1, *shape),
+            )
+    return Gather(rows, lambda xp, rows, which: rows[which])
 
 
 @dataclass(frozen=True)

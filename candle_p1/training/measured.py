@@ -97,6 +97,8 @@ def describe_model(model: Any) -> Network:
 
 def unmet_requests(params: ParameterSet, facts: Network, *, reads_tables: bool) -> list[str]:
     """Returns, in sentences, what parameters ask for and the model or the data do not have."""
+    import keras
+
     found = [
         f"{name} = {params[name]} ({params.origin(name)}): the model's {name} is {has}"
         for name, has in (("data_type", facts.data_type), ("optimizer", facts.optimizer))
@@ -111,6 +113,11 @@ def unmet_requests(params: ParameterSet, facts: Network, *, reads_tables: bool) 
         found.append(
             f"kernels = fast ({params.origin('kernels')}) has no effect: fast kernels exist"
             " for TensorFlow on CPUs and for JAX on GPUs"
+        )
+    if params.origin("device_data_mb").is_explicit and keras.backend.backend() != "jax":
+        found.append(
+            f"device_data_mb = {params['device_data_mb']} ({params.origin('device_data_mb')}) has"
+            " no effect: only JAX's steps take their batches from the device"
         )
     return found
 

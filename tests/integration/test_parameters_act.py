@@ -157,6 +157,7 @@ SHOWN_BY = {
     "tests/integration/test_bench.py": "engine=jax kernels=plain",
     "tests/integration/test_compiled_programs.py": "compiled_dir=programs",
     "tests/integration/test_data_types.py": "data_type=bf16",
+    "tests/integration/test_device_data.py": "device_data_mb=0",
     "tests/integration/test_drivers.py": "train_bool=False allow_nan=True",
     "tests/faults/processes.py": "experiment_id=E run_id=R",
     "tests/integration/test_failing.py": "stall_shutdown_s=99 output_dir=o",

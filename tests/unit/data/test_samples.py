@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from candle_p1.data.samples import Chained, Computed, Samples, Selected, Several, pandas_sample
+from candle_p1.data.samples import (
+    Chained,
+    Computed,
+    Samples,
+    Selected,
+    Several,
+    gather_of,
+    pandas_sample,
+)
 
 X = np.arange(12.0).reshape(6, 2)
 Y = np.arange(6)
@@ -59,3 +67,41 @@ def test_rows_are_those_that_pandas_samples(num_rows, fraction, seed):
     frame = pd.DataFrame({"row": range(num_rows)})
     expected = frame.sample(frac=fraction, random_state=seed)["row"].tolist()
     assert pandas_sample(num_rows, fraction, seed).tolist() == expected
+
+
+LARGE = np.arange(60.0).reshape(10, 6)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        LARGE,
+        LARGE[2:, 1:],
+        LARGE[:, 1:, np.newaxis],
+        LARGE[:, ::2],
+        LARGE[:, 0],
+        Selected(LARGE[1:, 2:], np.array([3, 0, 7, 7])),
+        Several((LARGE, Selected(LARGE, np.arange(4)))),
+        Several({"a": LARGE[:4, :5], "b": np.arange(4)}),
+    ],
+)
+def test_a_gather_takes_the_rows(rows):
+    which, gather = np.array([3, 1, 1]), gather_of(rows)
+    taken, expected = gather.take(np, gather.arrays, which), rows[which]
+    if isinstance(expected, np.ndarray):
+        taken, expected = (taken,), (expected,)
+    assert type(taken) is type(expected)
+    pairs = zip(taken, expected, strict=True)
+    if isinstance(expected, dict):
+        pairs = ((taken[name], expected[name]) for name in expected)
+    for one, other in pairs:
+        np.testing.assert_array_equal(one, other)
+        assert one.dtype == other.dtype
+
+
+def test_what_is_computed_on_the_host_has_no_gather():
+    computed = Computed(LARGE, np.sqrt)
+    for rows in (computed, Several((LARGE, computed)), Selected(computed, np.arange(3))):
+        assert gather_of(rows) is None
+    assert gather_of(np.array(["a"])) is None
+    assert Samples(computed, LARGE).as_gather() is None

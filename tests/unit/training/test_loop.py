@@ -103,10 +103,13 @@ def made():
     return model
 
 
-def train(directory, checkpoint=None):
+def train(directory, checkpoint=None, *, flags="", watched=True):
     """Trains from the beginning or from a checkpoint; returns all that it has ended with."""
-    params = NT3.read_parameters(FLAGS.split())
-    watchdog = SimpleNamespace(saving=nullcontext, count_steps=lambda num: None, save_requested=False)
+    directory.mkdir(exist_ok=True)
+    params = NT3.read_parameters([*FLAGS.split(), *flags.split()])
+    watchdog = SimpleNamespace(
+        saving=nullcontext, count_steps=lambda num: None, save_requested=False
+    )
     run = SimpleNamespace(
         comm=COMM,
         start=0.0,
@@ -122,7 +125,7 @@ def train(directory, checkpoint=None):
     )
     watch, monitored = Watch(), {"monitor": "val_loss", "min_delta": 10}
     callbacks = [
-        watch,
+        *([watch] * watched),
         keras.callbacks.ReduceLROnPlateau(**monitored, factor=0.5, patience=1),
         keras.callbacks.EarlyStopping(**monitored, patience=3),
     ]
@@ -201,6 +204,18 @@ def test_the_model_is_that_of_the_best_epoch(whole):
     checkpoint = whole.saved[best, 0]
     names = [name for name in checkpoint.arrays if name.startswith("weights/")]
     assert sorted(checkpoint.read(name).tobytes() for name in names) == sorted(whole.weights)
+
+
+@pytest.mark.parametrize("position", [(0, 3), (2, 2), (3, 3)])
+def test_blocks_of_steps_go_on_from_where_they_were_saved(tmp_path, position):
+    """With JAX; no callback asks for single steps."""
+    flags = {"flags": "--ckpt_every_steps 3 --warmup_by epoch", "watched": False}
+    unbroken = train(tmp_path / "unbroken", **flags)
+    assert position in unbroken.saved
+    again = train(tmp_path / "again", unbroken.saved[position], **flags)
+    assert_same(again, unbroken)
+    with_steps = train(tmp_path / "steps", flags=flags["flags"])
+    assert_same(unbroken, with_steps)
 
 
 def test_callbacks_see_every_step_and_the_lack_of_a_state_is_told(whole):

@@ -96,6 +96,24 @@ def test_passes_count_from_the_start_of_a_part(make_saver, writer):
     assert writer.saved == [(3, 2), (3, 4), (4, 1), (4, 3), (5, 0)]
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+def test_blocks_of_steps_are_saved_where_single_steps_are(make_saver, writer, passes):
+    flags = f"--ckpt_save_best False --ckpt_every_steps 3 --backward_passes_per_step {passes}"
+    saver, _ = make_saver(flags)
+    for epoch in range(4):
+        step = 0
+        while step < 5:
+            assert saver.before_step(Position(epoch, step))
+            step += min(saver.most_steps(), 5 - step)
+        assert saver.after_epoch(epoch, {"loss": 1.0})
+    blocks, writer.saved[:] = list(writer.saved), []
+    saver, _ = make_saver(flags)
+    for epoch in range(4):
+        run_epoch(saver, epoch)
+    assert blocks == writer.saved
+    assert len(blocks) > 4
+
+
 def test_the_position_of_the_restart_is_not_saved_again(make_saver, writer):
     saver, _ = make_saver("--ckpt_save_best False --ckpt_every_steps 4", start=(1, 3))
     assert saver.position == Position(1, 3)

@@ -1,0 +1,44 @@
+"""Samples on the device and blocks of steps train every benchmark as streamed batches do."""
+
+from __future__ import annotations
+
+import zipfile
+
+import pytest
+
+from tests.integration.conftest import NARROW
+from tests.records import read_record
+
+pytestmark = [pytest.mark.extended, pytest.mark.jax_engine]
+
+STEPS = "--epochs 4 --train_steps 21 --val_steps 3 --test_steps 2 --power none --save_model True"
+RUNS = {
+    "nt3": NARROW,
+    "p1b1": "p1b1 --model vae --dense 32",
+    "p1b2": "p1b2 --dense 16 --dropout 0.1",
+    "p1b3": "p1b3 --dense 16 --cell_noise_sigma 0.1",
+}
+
+
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.parallel)])
+def test_every_benchmark_trains_bit_for_bit_as_with_streamed_batches(train_all, num_ranks):
+    ways = {"placed": "", "streamed": "--device_data_mb 0"}
+    flags = f"{STEPS} --check_replicas False --engine jax"
+    runs = {f"{n}-{way}": f"{r} {flags} {f}" for n, r in RUNS.items() for way, f in ways.items()}
+    directory = train_all(num_ranks, runs, limit_s=900)
+    for name in RUNS:
+        placed, streamed = (directory / f"{name}-{way}" for way in ways)
+        facts = [
+            read_record(each / "run.json")["training"]["device_data"] for each in (placed, streamed)
+        ]
+        assert facts[0]["copied_bytes"] + facts[0]["in_place_bytes"] > 0
+        assert facts[0]["largest_block"] > 1
+        assert facts[1]["largest_block"] == 1
+        assert "may be used" in facts[1]["streamed_because"]
+        tables = [(each / "history.csv").read_bytes() for each in (placed, streamed)]
+        assert tables[0] == tables[1], name
+        weights = [
+            zipfile.ZipFile(each / "model.keras").read("model.weights.h5")
+            for each in (placed, streamed)
+        ]
+        assert weights[0] == weights[1], name
