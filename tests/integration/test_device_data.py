@@ -1,10 +1,15 @@
-"""Samples on the device and blocks of steps train every benchmark as streamed batches do."""
+"""Samples on the device and blocks of steps train every benchmark as streamed batches do.
+
+They are equal bit for bit, but for NT3: within the loop, XLA adds up the gradient of a convolution
+in another order, which may change the last bit.
+"""
 
 from __future__ import annotations
 
 import io
 import zipfile
 
+import numpy as np
 import pytest
 
 from tests.integration.conftest import NARROW
@@ -22,7 +27,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.parallel)])
-def test_every_benchmark_trains_bit_for_bit_as_with_streamed_batches(train_all, num_ranks):
+def test_every_benchmark_trains_as_with_streamed_batches(train_all, num_ranks):
     ways = {"placed": "", "streamed": "--device_data_mb 0"}
     flags = f"{STEPS} --check_replicas False --engine jax"
     runs = {f"{n}-{way}": f"{r} {flags} {f}" for n, r in RUNS.items() for way, f in ways.items()}
@@ -36,22 +41,28 @@ def test_every_benchmark_trains_bit_for_bit_as_with_streamed_batches(train_all, 
         assert facts[0]["largest_block"] > 1
         assert facts[1]["largest_block"] == 1
         assert "may be used" in facts[1]["streamed_because"]
-        tables = [(each / "history.csv").read_bytes() for each in (placed, streamed)]
-        assert tables[0] == tables[1], name
-        weights = [saved_weights(each / "model.keras") for each in (placed, streamed)]
-        assert weights[0]
-        assert weights[0] == weights[1], name
+        placed, streamed = learned(placed), learned(streamed)
+        assert placed.keys() == streamed.keys()
+        for part, values in placed.items():
+            most = np.abs(values).max() * (2e-6 if name == "nt3" else 0.0)
+            np.testing.assert_allclose(values, streamed[part], rtol=0, atol=most, err_msg=part)
 
 
-def saved_weights(path):
-    """Returns the bytes of each array in a file of Keras, by name."""
+def learned(directory):
+    """Returns the arrays of the saved model, and the metrics of all epochs, by name."""
     import h5py
 
-    found = {}
-    with zipfile.ZipFile(path) as file, h5py.File(io.BytesIO(file.read("model.weights.h5"))) as h5:
-        h5.visititems(
-            lambda name, item: found.update(
-                {name: item[()].tobytes()} if hasattr(item, "dtype") else {}
-            )
-        )
+    rows = np.genfromtxt(directory / "history.csv", delimiter=",", names=True)
+    found = {name: rows[name] for name in rows.dtype.names}
+
+    def note(name, item):
+        if hasattr(item, "dtype"):
+            found[name] = item[()]
+
+    with (
+        zipfile.ZipFile(directory / "model.keras") as file,
+        h5py.File(io.BytesIO(file.read("model.weights.h5"))) as h5,
+    ):
+        h5.visititems(note)
+    assert any("layers" in name for name in found)
     return found
