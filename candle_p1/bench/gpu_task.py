@@ -232,15 +232,18 @@ Train = Callable[[int, Callable[[], bool]], None]
 
 def _as_in_runs(training: Training, num_steps: int) -> tuple[Train, int]:
     """Returns what trains as a run does, and the steps of a block."""
-    from candle_p1.models.fast.batches import stream
-    from candle_p1.training.loop import make_step
-
-    step = make_step(training.model, stream(training.batches(), range(MAX_EPOCHS)))
+    steps, per_epoch = training.steps(training.model), training.plan.steps_per_epoch
+    done = 0
 
     def train(num_steps: int, is_over: Callable[[], bool]) -> None:
+        nonlocal done
         while True:
-            for _ in range(num_steps):
-                logs = step()
+            end = done + num_steps
+            while done < end:
+                epoch, step = divmod(done, per_epoch)
+                num = min(steps.most(step), end - done)
+                logs = steps.train(epoch, step, num)
+                done += num
             float(logs["loss"])  # waits for the last step
             if is_over():
                 return

@@ -107,19 +107,21 @@ class StepTask(BenchmarkTask):
         callback: Any,
         found: Outcome,
     ) -> None:
-        from candle_p1.bench.training import step_callback
+        from candle_p1.bench.training import step_callback, train_as_runs
         from candle_p1.data.samples import join_batches
         from candle_p1.models.fast.batches import for_fit
 
         data, is_own = training.data, self.inputs in ("samples", "arrays")
         samples = data.train if is_own else training.benchmark.other_samples(data)[self.inputs]
         batches = training.batches(samples)
-        callbacks = [step_callback(self._course(comm, weights, found), callback)]
-        epoch: dict[str, Any] = {"shuffle": False, "verbose": 0, "callbacks": callbacks}
+        goes = step_callback(self._course(comm, weights, found), callback)
+        epoch: dict[str, Any] = {"shuffle": False, "verbose": 0, "callbacks": [goes]}
         if self.inputs == "arrays":
             x, y = join_batches([batches[step] for step in range(self.all_steps)])
             x = list(x) if self.keras2 and isinstance(x, tuple) else x
             model.fit(x, y, batch_size=training.plan.batch_size, **epoch)
+        elif self.inputs == "samples" and backend_version().startswith("jax"):
+            train_as_runs(training, model, goes, self.all_steps)
         else:
             model.fit(for_fit(batches), steps_per_epoch=self.all_steps, **epoch)
 

@@ -19,9 +19,15 @@ from candle_p1.distributed.engine import Engine, StartOptions, make_engine
 from candle_p1.distributed.replicas import broadcast_state
 from candle_p1.errors import ParameterError
 from candle_p1.models import fast
+from candle_p1.models.fast import device_data
 from candle_p1.parameters.parameter_set import ParameterSet
 from candle_p1.scaling import ScalingPlan
 from candle_p1.training.setup import build_model, make_plan, set_up_device
+from candle_p1.training.state import attach_state, build_metrics
+from candle_p1.training.steps import Steps, make_steps, python_logs
+
+MAX_EPOCHS = 1_000_000
+"""So many batches are streamed at most."""
 
 
 @dataclass
@@ -61,6 +67,15 @@ class Training:
         """Returns the batches that this rank trains on; of the training samples by default."""
         samples, seed = samples or self.data.train, self.params["rng_seed"]
         return TrainBatches(samples, self.plan, seed=seed, rank=self.rank, shuffle=True)
+
+    def steps(self, model: Any) -> Steps:
+        """Returns the steps of a model as runs train them, with JAX from samples on the device."""
+        build_metrics(model, self.batches()[0])
+        placement = device_data.place(
+            [self.data.train], device_data.limit_bytes(self.engine.comm.local_size)
+        )
+        (data,) = placement.data or (None,)
+        return make_steps(model, self.batches(), data, range(MAX_EPOCHS))
 
 
 def prepare_training(
@@ -134,3 +149,16 @@ def step_callback(course: Callable[[Any], Course], base: Any) -> Any:
             self._start = time.perf_counter()
 
     return Callback()
+
+
+def train_as_runs(training: Training, model: Any, callback: Any, num_steps: int) -> None:
+    """Trains the first steps of an epoch one by one, as a run with such a callback does."""
+    steps = training.steps(model)
+    callback.set_model(model)
+    model.stop_training = False
+    callback.on_train_begin()
+    for step in range(num_steps):
+        callback.on_train_batch_end(step, python_logs(steps.train(0, step, 1)))
+        if model.stop_training:
+            break
+    attach_state(model)
