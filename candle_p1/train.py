@@ -117,7 +117,9 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
                     run.screen.say(restart.explain())
             results = run.result_directory(params["save_path"])
             run.screen.say("importing Keras and its backend, which takes some seconds")
-            engine = agree(comm, make_engine, params["engine"], comm)
+            engine = agree(
+                comm, make_engine, params["engine"], comm, share_gpus=params["share_gpus"]
+            )
             device, averaging = _start(params, timeline, engine, run)
             with phases.region("files"):
                 files = _locate_files(benchmark, params, run)

@@ -94,7 +94,8 @@ def prepare_training(
         CandleError: Some rank cannot train; the same on every rank.
     """
     benchmark, params, files = task.locate(comm)
-    engine = agree(comm, make_engine, params["engine"], partners or comm)
+    shared = {"share_gpus": params["share_gpus"]}
+    engine = agree(comm, make_engine, params["engine"], partners or comm, **shared)
     device = set_up_device(params, comm, engine)
     engine.start(
         StartOptions(

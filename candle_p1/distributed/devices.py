@@ -33,6 +33,8 @@ BINDING_VARIABLE = "OMP_PROC_BIND"
 MAX_THREADS = 1024
 """More would take all memory, or end the process, on any machine with fewer CPUs."""
 LIMITS_OF_KERAS = ("KERAS_MAX_EPOCHS", "KERAS_MAX_STEPS_PER_EPOCH")
+MEMORY_VARIABLE, MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75
+"""The share of a GPU's memory that JAX reserves, and its default."""
 DETERMINISTIC_FLAG = "xla_gpu_deterministic_ops"
 
 
@@ -180,7 +182,7 @@ def configure(
     kept: Programs | None = None
     agree(comm, _import_keras, engine.backend)
     if engine.backend == "jax":
-        agree(comm, _choose_jax_gpu, comm, gpus, deterministic)
+        agree(comm, _choose_jax_gpu, comm, gpus, deterministic, shares=engine.shares_gpus)
         kept = agree(comm, programs, comm)
         warnings += [kept.warning] * bool(kept.warning)
     engine.join()
@@ -251,7 +253,7 @@ def _configure_tensorflow(
     if deterministic:
         tf.config.experimental.enable_op_determinism()
     found = tf.config.list_physical_devices("GPU")
-    _check_own(comm, len(found), gpus)
+    _ranks_per_gpu(comm, len(found), gpus)
     mine = _choose(found, gpus, comm)
     if mine is None:
         tf.config.set_visible_devices([], "GPU")
@@ -263,12 +265,19 @@ def _configure_tensorflow(
     return device_name(mine)
 
 
-def _choose_jax_gpu(comm: Communicator, gpus: Sequence[int] | None, deterministic: bool) -> None:
-    """Hides all GPUs but this rank's from JAX, which would reserve the memory of all of them."""
+def _choose_jax_gpu(
+    comm: Communicator, gpus: Sequence[int] | None, deterministic: bool, *, shares: bool = False
+) -> None:
+    """Hides all GPUs but this rank's from JAX, which would reserve the memory of all of them.
+
+    Ranks that share a GPU each reserve a part of what one alone would.
+    """
     import jax
 
     found = range(num_visible())
-    _check_own(comm, len(found), gpus)
+    most = _ranks_per_gpu(comm, len(found), gpus, share=shares)
+    if most > 1:
+        os.environ.setdefault(MEMORY_VARIABLE, f"{MEMORY_SHARE / most:.3f}")
     mine = _choose(found, gpus, comm)
     if mine is None:
         return
@@ -294,14 +303,17 @@ def _choose(found: Sequence[T], gpus: Sequence[int] | None, comm: Communicator) 
     return found[comm.local_rank % len(found)] if found else None
 
 
-def _check_own(comm: Communicator, num_found: int, gpus: Sequence[int] | None) -> None:
-    """Checks that no GPU of this node is that of two ranks; collective over the node.
+def _ranks_per_gpu(
+    comm: Communicator, num_found: int, gpus: Sequence[int] | None, *, share: bool = False
+) -> int:
+    """Returns how many ranks of this node compute on one GPU, at most; collective over the node.
 
     A rank that sees one GPU has its own if its launcher gives each rank another one (jsrun -g1),
     which NVML knows. Where it is not installed, NCCL will say so.
 
     Raises:
-        SetupError: There are more ranks than GPUs; the same on every rank of the node.
+        SetupError: There are more ranks than GPUs, which they are not to share; the same on every
+            rank of the node.
     """
     num_found = len(gpus) if gpus is not None and num_found else num_found
     card = card_here(gpus) if num_found == 1 and comm.local_size > 1 else None
@@ -310,8 +322,10 @@ def _check_own(comm: Communicator, num_found: int, gpus: Sequence[int] | None) -
     num = max(num for num, _ in seen)
     if num == 1:
         num = comm.local_size if None in cards else len(cards)
-    if 0 < num < comm.local_size:
+    if 0 < num < comm.local_size and not share:
         raise SetupError(
             f"{comm.local_size} ranks on a node with {count(num, 'GPU')}: a GPU can be that of one"
-            f" rank only, so start {count(num, 'rank')} on a node (--np {num} on this machine)"
+            f" rank only, so start {count(num, 'rank')} on a node (--np {num} on this machine) or,"
+            " to test the path of several ranks, add --engine jax --share_gpus True"
         )
+    return -(-comm.local_size // num) if num else 1

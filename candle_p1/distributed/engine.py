@@ -21,6 +21,7 @@ from candle_p1.distributed.backend import AUTO, ENGINES, choose_backend
 from candle_p1.distributed.comm import Communicator, agree
 from candle_p1.distributed.launch_environment import read_number
 from candle_p1.distributed.reducers.horovod import TIMELINE_VARIABLE, HorovodReducer, is_traced
+from candle_p1.distributed.reducers.host import HostReducer
 from candle_p1.distributed.reducers.jax import JaxReducer, join_processes
 from candle_p1.distributed.reducers.reducer import Reducer, SerialReducer
 from candle_p1.distributed.reducers.shared_memory import SharedMemoryReducer
@@ -78,6 +79,8 @@ class Engine(ABC):
 
     name: str
     """As `--engine` and the record name it."""
+    shares_gpus = False
+    """Whether several of its ranks may compute on one GPU."""
     reducer: Reducer
 
     def __init__(self, comm: Communicator, backend: str) -> None:
@@ -189,11 +192,7 @@ class JaxEngine(Engine):
 
     def start(self, options: StartOptions) -> dict[str, Any]:
         """Makes the mesh of the ranks' devices, and connects them."""
-        if options.timeline is not None:
-            raise SetupError(
-                "--timeline traces Horovod, and the engine is jax: use --step_trace, which traces"
-                " XLA's operations, or --engine horovod"
-            ).on_all_ranks()
+        _check_timeline(options)
         self.reducer = JaxReducer(self.comm, options.compression)
         return {"backend": self.name, "settings": self.reducer.settings}
 
@@ -212,7 +211,28 @@ class JaxEngine(Engine):
         return None if is_gpu or jax.__version_info__ < TIMED_SINCE else HostLog(log, self.name)
 
 
-def make_engine(name: str, comm: Communicator) -> Engine:
+class HostEngine(Engine):
+    """JAX, whose processes do not know of each other, because they share a GPU."""
+
+    name = "jax"
+    shares_gpus = True
+
+    def start(self, options: StartOptions) -> dict[str, Any]:
+        """Makes what averages through the host."""
+        _check_timeline(options)
+        self.reducer = HostReducer(self.comm, options.compression)
+        return {"backend": self.name, "settings": self.reducer.settings}
+
+
+def _check_timeline(options: StartOptions) -> None:
+    if options.timeline is not None:
+        raise SetupError(
+            "--timeline traces Horovod, and the engine is jax: use --step_trace, which traces"
+            " XLA's operations, or --engine horovod"
+        ).on_all_ranks()
+
+
+def make_engine(name: str, comm: Communicator, *, share_gpus: bool = False) -> Engine:
     """Returns the engine with which a job trains; before Keras is imported.
 
     Args:
@@ -220,13 +240,19 @@ def make_engine(name: str, comm: Communicator) -> Engine:
             `candle_p1.distributed.backend.choose_backend` chooses. A single rank needs no engine,
             but trains with the backend of the one that is named.
         comm: The ranks.
+        share_gpus: Whether several ranks may compute on one GPU.
 
     Raises:
-        SetupError: The engine trains with another backend than this process must use.
+        SetupError: The engine trains with another backend than this process must use, or cannot
+            share GPUs.
     """
     backend = choose_backend(name)
     if comm.size == 1:
         return SerialEngine(comm, backend)
+    if share_gpus and backend != "jax":
+        raise SetupError("--share_gpus is for JAX: add --engine jax, or start a rank for each GPU")
+    if share_gpus:
+        return HostEngine(comm, backend)
     return JaxEngine(comm, backend) if backend == "jax" else TensorflowEngine(comm, backend)
 
 

@@ -375,6 +375,13 @@ _declare(
     Parameter(
         "kernels", str, "fast", "fast layers and optimizers where available, or Keras's own (plain)"
     ),
+    Parameter(
+        "share_gpus",
+        bool,
+        False,
+        "let several ranks of one node compute on a GPU, to test the path; JAX averages through the"
+        " host",
+    ),
     Parameter("check_replicas", bool, False, "compare the ranks' weights after every step; slow"),
     role=Role.SPEED,
 )
@@ -574,7 +581,7 @@ PARAMETERS = tuple(_DECLARED)
 INTERVALS = ("ckpt_save_interval", "ckpt_every_s", "ckpt_every_steps")
 """The parameters of which one has to be set for checkpoints to be saved."""
 _ACTS_WITH: tuple[tuple[str, Needs], ...] = (
-    ("averaging check_replicas compression stall_shutdown_s", {SEVERAL_RANKS: ()}),
+    ("averaging check_replicas compression share_gpus stall_shutdown_s", {SEVERAL_RANKS: ()}),
     ("data_parallel epochs_scaling batch_scaling lr_scaling", {SEVERAL_RANKS: ()}),
     ("warmup_by base_lr", {"warmup_epochs": ()}),
     ("patience", {"early_stop": ()}),

@@ -58,3 +58,18 @@ def test_ranks_import_neither_tensorflow_nor_horovod(mpirun, execute, tmp_path):
     assert (record["num_ranks"], record["distributed"]["backend"]) == (2, "jax")
     execute([sys.executable, "-c", "import horovod"], env=env)
     assert imports.read_text().startswith("horovod ")
+
+
+@pytest.mark.parallel
+def test_ranks_that_share_a_gpu_average_through_the_host(mpirun, execute, tmp_path):
+    """Also on CPUs: they train as with JAX's own collectives, to rounding."""
+    losses = []
+    for share in ("True", "False"):
+        flags = [*RUNS["nt3"].split()[1:], "--engine", "jax", "--check_replicas", "True"]
+        flags += ["--share_gpus", share, "--output_dir", share]
+        code, output = execute([*CANDLE_P1, "run", "nt3", "--np", "2", "--", *flags])
+        assert code == 0, output
+        record = read_record(tmp_path / share / "EXP000/RUN000/run.json")
+        assert (record["distributed"]["settings"]["collectives"] == "host") == (share == "True")
+        losses.append([epoch["metrics"]["loss"] for epoch in record["training"]["epochs"]])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)

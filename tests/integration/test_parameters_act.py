@@ -161,6 +161,7 @@ SHOWN_BY = {
     "tests/integration/test_drivers.py": "train_bool=False allow_nan=True",
     "tests/faults/processes.py": "experiment_id=E run_id=R",
     "tests/integration/test_failing.py": "stall_shutdown_s=99 output_dir=o",
+    "tests/integration/test_jax_backend.py": "share_gpus=True",
     "tests/integration/test_job_scripts.py": "deterministic=False",
     "tests/integration/test_measuring.py": "timeline=t",
     "tests/integration/test_own_files.py": "data_dir=d",

@@ -118,7 +118,7 @@ def test_nodes_without_gpus_are_named_by_an_error_of_all_ranks(monkeypatch, have
     assert found.startswith(message)
 
 
-def chosen_gpu(monkeypatch, num_there, local_rank, local_size, gpus=None, cards=None):
+def chosen_gpu(monkeypatch, num_there, local_rank, local_size, gpus=None, cards=None, shares=False):
     """Returns the GPU that JAX may see in one rank of a node with so many."""
     chosen = {}
     jax = SimpleNamespace(config=SimpleNamespace(update=chosen.__setitem__))
@@ -129,7 +129,7 @@ def chosen_gpu(monkeypatch, num_there, local_rank, local_size, gpus=None, cards=
     monkeypatch.setattr(devices, "card_here", lambda gpus: cards and cards[local_rank])
     local = SimpleNamespace(allgather=lambda mine: [(mine[0], c) for c in cards or [mine[1]]])
     rank = SimpleNamespace(local_rank=local_rank, local_size=local_size, local=local)
-    devices._choose_jax_gpu(rank, gpus, True)
+    devices._choose_jax_gpu(rank, gpus, True, shares=shares)
     assert ("xla_gpu_deterministic_ops" in os.environ.get("XLA_FLAGS", "")) == bool(chosen)
     assert chosen.keys() in (set(), {"jax_cuda_visible_devices", "jax_rocm_visible_devices"})
     return next(iter(chosen.values()), None)
@@ -160,6 +160,20 @@ def test_more_ranks_than_cards_are_an_error(
 ):
     with pytest.raises(SetupError, match=message):
         chosen_gpu(monkeypatch, num_there, 0, num_ranks, gpus, cards)
+
+
+def test_ranks_that_share_a_gpu_divide_its_memory(monkeypatch):
+    monkeypatch.setenv(devices.MEMORY_VARIABLE, "")  # so that it is removed afterwards
+    for num_there, num_ranks, cards, share in (
+        (1, 2, ["gpu:a"] * 2, "0.375"),
+        (2, 5, None, "0.250"),
+        (2, 2, None, None),
+    ):
+        monkeypatch.delenv(devices.MEMORY_VARIABLE, raising=False)
+        last = num_ranks - 1
+        chosen = chosen_gpu(monkeypatch, num_there, last, num_ranks, cards=cards, shares=True)
+        assert chosen == str(last % num_there)
+        assert os.environ.get(devices.MEMORY_VARIABLE) == share
 
 
 def test_nvml_tells_cards_apart(monkeypatch):
