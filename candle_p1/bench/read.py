@@ -2,14 +2,11 @@
 
 A file system that answers slowly is imitated by a source that takes a given time for every block
 more, so that the time of a load tells whether ranks read at the same time, on any number of cores.
-Without a delay and with a cold file cache, the storage itself is measured. What the machine itself
-allows is measured by independent ranks: each loads its own part of the files, without a message.
+Without a delay and with a cold file cache, the storage itself is measured.
 """
 
 from __future__ import annotations
 
-import mmap
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,20 +23,15 @@ from candle_p1.bench.node_state import prepare_files
 from candle_p1.bench.task import Outcome
 from candle_p1.data.reader import FileSet, Reader, loading
 from candle_p1.data.source import OpenSource, Source, open_together
-from candle_p1.distributed.comm import Communicator, SerialCommunicator, agree
-from candle_p1.errors import DataError, ParameterError
+from candle_p1.distributed.comm import Communicator
 from candle_p1.files import files_at
 from candle_p1.instrument.reading import summarize_reading
 from candle_p1.parameters.parameter_set import ParameterSet
 from candle_p1.records.types import FileReading
-from candle_p1.scaling import share_bounds
 from candle_p1.text import count
 
 LOADER = "parallel"
-INDEPENDENT = "independent"  # the purpose of jobs whose ranks share nothing
 MAX_SHOWN_RANKS = 16
-LEAST_DIVIDED_BYTES = 1 << 20
-"""What is smaller takes no time, and its lines may be looked up by those of other files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,28 +46,18 @@ class ReadTask(LoadTask):
     method: str = LOADER
     delay_s: float = 0.0  # what reading each block takes longer
     num_blocks: int = 0  # of the largest file; 0: as in a run
-    independent: bool = False  # whether each rank loads its part of the files, by itself
 
     def open_reader(
         self, params: ParameterSet, files: FileSet, comm: Communicator, threads: int
     ) -> Reader:
-        settings = loading(params, SerialCommunicator() if self.independent else comm, threads)
+        settings = loading(params, comm, threads)
         if self.delay_s:
             settings = replace(settings, open_source=slow_source(self.delay_s))
         if self.num_blocks:
             paths = [file for path in files.paths.values() for file in files_at(path)]
             largest_bytes = max(path.stat().st_size for path in paths)
             settings = replace(settings, block_bytes=max(1, -(-largest_bytes // self.num_blocks)))
-        if not self.independent:
-            return Reader(files, settings)
-        directory = Path(sys.argv[1])
-        return Reader(agree(comm, part_of, files, directory, comm), settings)
-
-    def measure(self, comm: Communicator) -> Outcome:
-        outcome = super().measure(comm)
-        if self.independent:  # the values of parts are others
-            del outcome["checked"]
-        return outcome
+        return Reader(files, settings)
 
 
 def slow_source(delay_s: float) -> OpenSource:
@@ -95,43 +77,6 @@ def slow_source(delay_s: float) -> OpenSource:
     return open_slowly
 
 
-def _is_divided(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size >= LEAST_DIVIDED_BYTES
-
-
-def part_of(files: FileSet, directory: Path, comm: Communicator) -> FileSet:
-    """Returns files with this rank's share of the lines of each; small ones as they are.
-
-    The shares are written into the directory, and begin with the file's first line, whether that is
-    a header or a row.
-    """
-    paths = dict(files.paths)
-    for role, path in files.paths.items():
-        if _is_divided(path):
-            paths[role] = directory / f"{role}-{comm.rank}.csv"
-            try:
-                _write_share(path, paths[role], comm)
-            except OSError as error:
-                raise DataError(
-                    f"cannot write a part of the file to {directory}: {error.strerror}", path
-                ) from error
-    return FileSet.at(paths)
-
-
-def _write_share(path: Path, to: Path, comm: Communicator) -> None:
-    with (
-        path.open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
-        to.open("wb") as target,
-    ):
-        head = text.find(b"\n") + 1
-        # A share ends with the line that begins before its bound.
-        bounds = share_bounds(len(text) - head, comm.rank, comm.size)
-        first, last = (text.find(b"\n", head + each - 1) + 1 or len(text) for each in bounds)
-        target.write(text[:head])
-        target.write(text[first:last])
-
-
 @dataclass(kw_only=True)
 class Read(harness.BenchmarkComparison):
     """Measure how the reading of BENCHMARK's files scales with ranks.
@@ -142,7 +87,6 @@ class Read(harness.BenchmarkComparison):
 
     examples: ClassVar[Sequence[str]] = (
         "candle-p1 bench read nt3 --np 1,4 --delay 0.2",
-        "candle-p1 bench read nt3 --np 1,2 --delay 0 --blocks 0 --size full --independent",
         "candle-p1 bench read nt3 --np 1,2,4 --delay 0 --cold --size full",
     )
 
@@ -161,23 +105,6 @@ class Read(harness.BenchmarkComparison):
     threads: int = harness.count_option(1, "Threads of a rank, which share a block.", "--threads")
     num_repeats: int = harness.rounds_option(3, "Loads with each number of ranks", "--repeats")
     cold: bool = option(False, "Drop the files from the file cache before a load.")
-    independent: bool = option(
-        False, "Measure ranks that share nothing, too: what the machine itself allows."
-    )
-
-    def prepare(self, progress: harness.Progress | None = None) -> list[str]:
-        if self.independent and self.cold:
-            raise ParameterError(
-                "--independent cannot be combined with --cold: the parts that ranks load have just"
-                " been written"
-            )
-        notes = super().prepare(progress)
-        if self.independent and not any(map(_is_divided, self.files.paths.values())):
-            raise ParameterError(
-                f"--independent divides files of {LEAST_DIVIDED_BYTES >> 20} MiB and more, and"
-                " there is none: give --size full, or larger files"
-            )
-        return notes
 
     def jobs(self) -> list[Job]:
         more = {"delay_s": self.delay_s, "num_blocks": self.num_blocks, "threads": self.threads}
@@ -185,12 +112,7 @@ class Read(harness.BenchmarkComparison):
             replace(self.job(count(number, "rank"), ReadTask, **more), num_ranks=number)
             for number in self.num_ranks
         ]
-        alone = [
-            job.changed(INDEPENDENT, independent=True)
-            for job in jobs
-            if self.independent and job.num_ranks > 1
-        ]
-        return harness.rounds([*jobs, *alone], self.num_repeats)
+        return harness.rounds(jobs, self.num_repeats)
 
     def run(self, job: Job) -> list[Outcome]:
         prepare_files("cold" if self.cold else "warm", self.paths())
@@ -199,8 +121,7 @@ class Read(harness.BenchmarkComparison):
     def report(self, measured: Measured) -> dict[str, Any]:
         results = super().report(measured)["results"]
         for result in results:
-            for times in filter(None, (result, result["independent"])):
-                times["ratio"] = times["median_s"] / results[0]["median_s"]
+            result["ratio"] = result["median_s"] / results[0]["median_s"]
         return {
             "files": self.file_bytes(),
             "delay_s": self.delay_s,
@@ -211,7 +132,7 @@ class Read(harness.BenchmarkComparison):
         }
 
     def result(self, variant: str, measured: Measured) -> Result:
-        jobs, alone = measured.of(variant), measured.of(variant, INDEPENDENT)
+        jobs = measured.of(variant)
         readings = [_readings(job) for job in jobs]
         together = [facts for reading in readings for facts in reading.values()]
         num_ranks, union_s = len(jobs[0]), sum(facts.union_s for facts in together)
@@ -222,7 +143,6 @@ class Read(harness.BenchmarkComparison):
             "mean_ranks": busy_s / union_s if union_s else None,
             "reading": {role: each.model_dump(mode="json") for role, each in readings[-1].items()},
             "per_rank": {role: _per_rank(each) for role, each in readings[-1].items()},
-            "independent": harness.times(alone) if alone else None,
         }
 
     def render(self, report: Mapping[str, Any]) -> Iterator[str | Table]:
@@ -236,21 +156,14 @@ class Read(harness.BenchmarkComparison):
             f" {count(report['threads'], 'thread')} per rank, {count(first['repeats'], 'repeat')}"
         )
         rows = [{"ranks": result["num_ranks"], **result} for result in results]
-        alone = [
-            {**result["independent"], "ranks": f"{result['num_ranks']} independent"}
-            for result in results
-            if result["independent"]
-        ]
         columns: harness.Columns = {
             "ranks": "ranks",
             "median\n(s)": "median_s",
             "{spread}\n(s)": harness.interval,
             f"time over that of\n{count(first['num_ranks'], 'rank')}": "ratio",
-            "reading at\na time": lambda row: row.get("mean_ranks", ""),
+            "reading at\na time": "mean_ranks",
         }
-        yield harness.table([*rows, *alone], columns)
-        if alone:
-            yield "independent: each rank loads its part of the files, into memory of its own"
+        yield harness.table(rows, columns)
         most = max(results, key=lambda result: result["num_ranks"])
         role = max(most["reading"], key=lambda role: report["files"][role], default=None)
         if role is not None and most["num_ranks"] > 1:

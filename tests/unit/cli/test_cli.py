@@ -132,7 +132,6 @@ def run(*argv, text=True, cwd=None, **variables):
         ("bench load nt3 --methods chunkd", "'chunked'"),
         ("bench load nt3 --size small --data_dir .", "--data_dir"),
         ("bench load nt3 -- --loader chunked", "--methods"),
-        ("bench read nt3 --independent --cold", "--independent cannot be combined with --cold"),
         ("bench step nt3 --keras2 nowhere", "`make keras2`"),
         ("bench step nt3 --compare_env nowhere/python", "cannot be started"),
         ("bench startup nt3 --epochs 3", "--epochs cannot be set"),
