@@ -1,23 +1,27 @@
 """Compares the loaders of a benchmark's files, as the paper's Tables 3 and 4 do.
 
 The processes of a job import what the method needs, and meet at a barrier. A method has a job that
-is not counted, if it has to prepare something first; one whose memory is sampled, which takes time,
-so that it is not timed; and one timed job for each repeat.
+converts the files, if it loads others than the benchmark's (candle_p1.bench.formats, and caches);
+one whose memory is sampled, which takes time, so that it is not timed; and one timed job for each
+repeat. What is converted goes to a new directory beside the caches, which is removed at the end.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import psutil
 from rich.table import Table
 
-from candle_p1.bench import harness
+from candle_p1.bench import formats, harness
+from candle_p1.bench.formats import CONVERTED, ConvertedReader, Converter
 from candle_p1.bench.harness import (
     MB,
     MEMORY,
@@ -31,8 +35,7 @@ from candle_p1.bench.harness import (
 from candle_p1.bench.node_state import STATES, MemorySampler, peak_of_sum_bytes, prepare_files
 from candle_p1.bench.task import BenchmarkTask, Outcome, bind_cores, load_sample
 from candle_p1.benchmark import find_benchmark
-from candle_p1.data.cache import list_caches
-from candle_p1.data.loaders import LIBRARIES, READERS, installed_readers
+from candle_p1.data.loaders import READERS, installed_readers
 from candle_p1.data.reader import FileSet, Reader, loading
 from candle_p1.distributed.comm import Communicator, SerialCommunicator, agree, attempt
 from candle_p1.errors import ParameterError, SetupError
@@ -42,7 +45,11 @@ from candle_p1.reports.published import content, published_loading
 from candle_p1.text import count
 
 BASELINES = ("original", "chunked")  # the paper's methods
+OURS = "parallel"  # what a conversion has to be faster than, too
 CACHED = "cached"  # the method whose first load creates what later ones read
+METHODS = (*READERS, *CONVERTED)
+WITH_FILES = (CACHED, *CONVERTED)
+PREPARATION = "preparation"  # the purpose of jobs that convert files
 RANKED_S = 0.1  # where all methods take less, the ratios of their times are noise
 
 
@@ -53,20 +60,35 @@ class LoadTask(BenchmarkTask):
     own_flags: ClassVar[Mapping[str, str]] = {
         "loader": "use --methods",
         "load_threads": "use --threads",
+        "stage_dir": "a cache is loaded from where it is made; see --cache_dir",
     }
 
     method: str
+    directory: Path = Path()  # of what is converted
+    converts: bool = False
     threads: int = 0  # its share of the cores
     samples_memory: bool = False
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"loader": self.method, "load_threads": self.threads}
+        if self.method == CACHED:
+            return {
+                "loader": CACHED,
+                "load_threads": self.threads,
+                "cache_dir": str(self.directory),
+                "stage_dir": None,
+            }
+        loader = OURS if self.method in CONVERTED else self.method
+        return {"loader": loader, "load_threads": self.threads}
 
     def open_reader(
         self, params: ParameterSet, files: FileSet, comm: Communicator, threads: int
     ) -> Reader:
-        return Reader(files, loading(params, comm, threads))
+        how = loading(params, comm, threads)
+        if self.method not in CONVERTED:
+            return Reader(files, how)
+        kind = Converter if self.converts else ConvertedReader
+        return kind(files, how, self.method, self.directory)
 
     def measure(self, comm: Communicator) -> Outcome:
         benchmark, params, files = self.locate(comm)
@@ -110,22 +132,21 @@ def _bytes_read() -> dict[str, int]:
     return {"bytes_read": counters.read_chars, "storage_bytes_read": counters.read_bytes}
 
 
-def choose_methods(text: str | None) -> list[str]:
-    """Returns the methods in a comma-separated list; None selects all that are installed.
+def choose_methods(text: str | None) -> tuple[list[str], list[str]]:
+    """Returns the methods of a comma-separated list: those that are installed, and the others.
+
+    None selects all loaders that are installed.
 
     Raises:
         ParameterError: A method is unknown.
-        SetupError: A method needs a library that is not installed.
+        SetupError: None is installed.
     """
     installed = installed_readers()
-    names = installed if text is None else choose_names(text, READERS, "--methods")
-    for name in names:
-        if name not in installed:
-            raise SetupError(
-                f"{name} needs {LIBRARIES[name]}, which is not installed: install"
-                " candle-p1[readers], or omit it from --methods"
-            )
-    return names
+    names = installed if text is None else choose_names(text, METHODS, "--methods")
+    usable = [*installed, *filter(formats.is_installed, CONVERTED)]
+    if not set(names) & set(usable):
+        raise SetupError(f"none of {', '.join(names)} is installed: install candle-p1[readers]")
+    return [n for n in names if n in usable], [n for n in names if n not in usable]
 
 
 @dataclass(kw_only=True)
@@ -139,10 +160,14 @@ class Load(harness.BenchmarkComparison):
     examples: ClassVar[Sequence[str]] = (
         "candle-p1 bench load nt3 --methods parallel,chunked",
         "candle-p1 bench load p1b3 --np 2 --drug_features all",
+        "candle-p1 bench load nt3 --methods original,parallel,parquet,hdf5,npy,parallel-gz",
     )
 
     methods: str | None = option(
-        None, "The loaders (default: all installed).", metavar="NAME,NAME,...", complete="loaders"
+        None,
+        f"The loaders (default: all installed); also {', '.join(CONVERTED)}.",
+        metavar="NAME,NAME,...",
+        complete="loaders",
     )
     threads: int = option(
         0,
@@ -155,25 +180,50 @@ class Load(harness.BenchmarkComparison):
     )
     picture: Path | None = option(None, "Draw the times into this PNG file.", is_file=True)
 
+    directory: Path = field(default=Path(), init=False)
+
     def jobs(self) -> list[Job]:
         timed = [
-            self.job(method, LoadTask, method=method, threads=self.threads)
-            for method in choose_methods(self.methods)
+            self.job(
+                method,
+                LoadTask,
+                method=method,
+                threads=self.threads,
+                directory=self.directory / method,
+            )
+            for method in choose_methods(self.methods)[0]
         ]
-        first = [replace(job, purpose="preparation") for job in timed if job.variant == CACHED]
+        first = [
+            replace(
+                job.changed(PREPARATION, converts=True),
+                num_ranks=self.num_ranks if job.variant == CACHED else 1,
+            )
+            for job in timed
+            if job.variant in WITH_FILES
+        ]
         return [*first, *harness.sampled(timed), *harness.rounds(timed, self.num_repeats)]
 
+    def measure(self, on_start: harness.OnStart) -> dict[str, Any] | None:
+        methods, _ = choose_methods(self.methods)
+        if not set(WITH_FILES).intersection(methods):
+            return super().measure(on_start)
+        params = find_benchmark(self.benchmark).read_parameters(self.flags)
+        caches = loading(params, SerialCommunicator(), 1).cache.path
+        caches.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix="bench-", dir=caches) as name:
+            self.directory = Path(name)
+            return super().measure(on_start)
+
     def run(self, job: Job) -> list[Outcome]:
-        paths = self.paths()
-        if job.variant == CACHED:
-            params = job.task.bind(find_benchmark(self.benchmark))
-            settings = loading(params, SerialCommunicator(), 1).cache
-            sources = {str(path.resolve()) for path in paths}
-            for directory in filter(None, (settings.path, settings.stage_directory)):
-                found = list_caches(directory)
-                paths += [each.path for each in found if (each.source or {}).get("path") in sources]
-        prepare_files(self.file_cache, paths)
-        return super().run(job)
+        def converted() -> list[Path]:
+            found = job.task.directory.rglob("*") if job.variant in WITH_FILES else ()
+            return [path for path in found if path.is_file()]
+
+        prepare_files(self.file_cache, [*self.paths(), *converted()])
+        outcomes = super().run(job)
+        if job.purpose == PREPARATION:
+            outcomes[0]["stored_bytes"] = sum(path.stat().st_size for path in converted())
+        return outcomes
 
     def report(self, measured: Measured) -> dict[str, Any]:
         results = super().report(measured)["results"]
@@ -182,6 +232,12 @@ class Load(harness.BenchmarkComparison):
             result["speedup"] = {
                 name: medians[name] / result["median_s"] for name in BASELINES if name in medians
             }
+            if result["convert_s"] is not None:
+                result["pays_after"] = {
+                    name: loads_to_pay(result["convert_s"], medians[name], result["median_s"])
+                    for name in (BASELINES[0], OURS)
+                    if name in medians
+                }
         digests, num_bytes = measured[0][1][0]["checked"], self.file_bytes()
         files = {
             role: {"path": str(path), "file_bytes": num_bytes[role]}
@@ -192,6 +248,7 @@ class Load(harness.BenchmarkComparison):
         return {
             "files": files,
             "results": results,
+            "not_installed": choose_methods(self.methods)[1],
             "jobs": [
                 {"method": job.variant, "purpose": job.purpose, "repeat": job.round}
                 | {"elapsed_s": harness.elapsed_s(ranks)}
@@ -202,6 +259,7 @@ class Load(harness.BenchmarkComparison):
 
     def result(self, variant: str, measured: Measured) -> Result:
         timed, (sampled,) = measured.of(variant), measured.of(variant, MEMORY)
+        made = measured.of(variant, PREPARATION)
         memory = [rank["memory"] for rank in sampled]
         return {
             "method": variant,
@@ -218,6 +276,8 @@ class Load(harness.BenchmarkComparison):
             "bytes_read": _median_sum(timed, "bytes_read"),
             "storage_bytes_read": _median_sum(timed, "storage_bytes_read"),
             "file_bytes": sum(self.file_bytes().values()),
+            "convert_s": harness.elapsed_s(made[0]) if made else None,
+            "stored_bytes": made[0][0]["stored_bytes"] if made else None,
             "num_ranks": self.num_ranks,
             "file_cache": self.file_cache,
         }
@@ -237,12 +297,28 @@ class Load(harness.BenchmarkComparison):
         }
         for name in first["speedup"] if is_ranked and len(results) > 1 else ():
             columns[f"speed-up\nover {name}"] = lambda r, name=name: r["speedup"][name]
-        yield harness.table(results, columns)
+        times = harness.table(results, columns)
+        for name in report["not_installed"]:
+            times.add_row(name, "not installed")
+        yield times
         if not is_ranked:
             yield (
                 f"no method takes {RANKED_S} s: these files are too small to rank the methods;"
                 " use --size full, or files of that size"
             )
+        if made := [each for each in results if each["convert_s"] is not None]:
+            yield "converting, once, and after how many loads it has paid"
+            columns = {
+                "method": "method",
+                "converting\n(s)": "convert_s",
+                "stored\n(MB, files)": lambda r: _of(r["stored_bytes"], r["file_bytes"]),
+                "load\n(s)": "median_s",
+            }
+            for name in made[0]["pays_after"] if is_ranked else ():
+                columns[f"pays against\n{name}"] = lambda r, name=name: (
+                    r["pays_after"][name] or "never"
+                )
+            yield harness.table(made, columns)
         matrices = f"the matrices of a rank: {megabytes(first['matrix_bytes'])} MB"
         yield f"memory that loading adds, and bytes read by system calls; {matrices}"
         memory: harness.Columns = {
@@ -289,6 +365,11 @@ class Load(harness.BenchmarkComparison):
 
 
 VERB = Load
+
+
+def loads_to_pay(convert_s: float, before_s: float, after_s: float) -> int | None:
+    """Returns after how many loads converting has taken less time in all; None: after none."""
+    return math.floor(convert_s / (before_s - after_s)) + 1 if after_s < before_s else None
 
 
 def _median_sum(timed: Sequence[Sequence[Outcome]], name: str) -> int | None:

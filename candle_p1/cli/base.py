@@ -269,7 +269,7 @@ def _matching(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
 complete_benchmark = _completing("benchmark", "list_benchmarks", "dir")
 complete_study = _completing("studies.study_file", "list_studies")
 complete_machine = _completing("cluster.machine", "list_machines")
-complete_loaders = _completing("data.loaders", "READERS", "", listed=True)
+complete_loaders = _completing("bench.load", "METHODS", "", listed=True)
 
 benchmark_argument = click.argument("benchmark", shell_complete=complete_benchmark)
 flags_argument = click.argument(

@@ -35,6 +35,21 @@ def bench(succeed, tmp_path):
     return bench
 
 
+def test_formats_are_compared_with_what_converting_costs(bench):
+    methods = ["parallel", "npy", "parallel-gz"]
+    argv = ["load", "p1b2", "--size", "small", "--repeats", "1", "--methods", ",".join(methods)]
+    report, _ = bench(*argv)
+    assert [result["method"] for result in report["results"]] == methods  # of the same values
+    one, *converted = report["results"]
+    assert (one["convert_s"], one["stored_bytes"]) == (None, None)
+    for result in converted:
+        assert result["convert_s"] > 0
+        is_text = result["method"] == "parallel-gz"
+        assert result["stored_bytes"] > result["matrix_bytes"] / (100 if is_text else 10)
+        assert is_text == (result["stored_bytes"] < result["file_bytes"] / 2)
+        assert result["pays_after"].keys() == {"parallel"}
+
+
 @pytest.mark.parallel
 def test_the_papers_methods_are_compared(mpirun, bench, tmp_path):
     loaders = ["original", "chunked"]

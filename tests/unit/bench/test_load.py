@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 from rich.table import Table
 
-from candle_p1.bench import load
-from candle_p1.bench.load import Load, choose_methods
+from candle_p1.bench import formats, load
+from candle_p1.bench.load import Load, choose_methods, loads_to_pay
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.records.tables import as_cells
 
@@ -13,19 +15,18 @@ def comparison(methods="original,chunked", **conditions):
     return Load(benchmark="nt3", methods=methods, **conditions)
 
 
-@pytest.mark.parametrize(
-    ("text", "error", "problem"),
-    [
-        ("original,chunkd", ParameterError, "--methods.*'chunkd'.*'chunked'"),
-        ("original,polars", SetupError, r"polars.*\[readers\]"),
-    ],
-)
-def test_methods_are_installed_ones_and_used_once(monkeypatch, text, error, problem):
-    assert choose_methods("chunked, original,chunked") == ["chunked", "original"]
+def test_methods_are_used_once_and_those_that_are_not_installed_are_told(monkeypatch):
+    assert choose_methods("chunked, original,chunked") == (["chunked", "original"], [])
     monkeypatch.setattr(load, "installed_readers", lambda: ["original"])
-    assert choose_methods(None) == ["original"]
-    with pytest.raises(error, match=problem):
-        choose_methods(text)
+    monkeypatch.setattr(formats, "find_spec", lambda name: name in ("numpy", "zlib"))
+    assert choose_methods(None) == (["original"], [])
+    text = "parquet,original,polars,npy,parallel-zst,parallel-gz"
+    missing = ["parquet", "polars", "parallel-zst"]
+    assert choose_methods(text) == (["original", "npy", "parallel-gz"], missing)
+    with pytest.raises(ParameterError, match=r"--methods.*'chunkd'.*'chunked'"):
+        choose_methods("original,chunkd")
+    with pytest.raises(SetupError, match=r"polars, parquet.*\[readers\]"):
+        choose_methods("polars,parquet")
 
 
 def outcome(elapsed_s=1.0, memory=(), **more):
@@ -49,6 +50,36 @@ def test_what_was_measured_is_combined(compare):
     assert (result["bytes_read"], result["speedup"]) == (20, {"original": 1})
     assert report["files"]["train"]["file_bytes"] == 4
     assert [each["purpose"] for each in report["jobs"]] == ["memory"] + ["time"] * 6
+
+
+def test_converting_is_weighed_against_later_loads(compare, monkeypatch, tmp_path, printed):
+    monkeypatch.setenv("CANDLE_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr(formats, "find_spec", lambda name: name != "pyarrow")
+    times = {"original": 10.0, "parallel": 1.0, "npy": 0.5, "parallel-gz": 2.0}
+
+    def measure(task, num_ranks):
+        if task.converts:
+            assert num_ranks == 1
+            task.directory.mkdir(parents=True)
+            (task.directory / "train").write_bytes(bytes(8))
+            return [outcome(3.0)]
+        return [outcome(times[task.method])] * num_ranks
+
+    ours = comparison(",".join([*times, "parquet"]), num_ranks=2, num_repeats=1)
+    report = compare(ours, measure)
+    found = {each["method"]: each for each in report["results"]}
+    assert found["original"]["convert_s"] is None
+    assert (found["npy"]["convert_s"], found["npy"]["stored_bytes"]) == (3, 8)
+    assert found["npy"]["pays_after"] == {"original": 1, "parallel": 7}
+    assert found["parallel-gz"]["pays_after"] == {"original": 1, "parallel": None}
+    assert not ours.directory.exists()
+    shown = printed(ours.render(report))
+    assert re.search(r"parquet +. not installed", shown)
+    assert "never" in shown
+
+
+def test_loads_that_take_as_long_as_before_never_pay():
+    assert [loads_to_pay(2, 2, after_s) for after_s in (0.5, 1, 2, 3)] == [2, 3, None, None]
 
 
 @pytest.mark.parametrize(("elapsed_s", "is_ranked"), [(0.004, False), (0.4, True)])
