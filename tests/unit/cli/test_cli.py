@@ -292,7 +292,7 @@ def completions(line):
         ("candle-p1 run nt3 --loader ch", {"chunked", "chunked_rows"}),
         ("candle-p1 run nt3 --epochs 2 --early_stop ", {"True", "False"}),
         ("candle-p1 submit nt3 --machine polaris --study batch-p", {"batch-p1b3"}),
-        ("candle-p1 bench load nt3 --methods dask,par", {"dask,parallel"}),
+        ("candle-p1 bench load nt3 --methods dask,parq", {"dask,parquet"}),
     ],
 )
 def test_the_shell_completes_names(line, expected):
