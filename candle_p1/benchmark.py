@@ -324,13 +324,13 @@ class Benchmark(ABC):
         return rows
 
     def read_new(
-        self, path: Path, reader: Reader, params: ParameterSet, inputs: Inputs
+        self, path: Path, reader: Callable[[], Reader], params: ParameterSet, inputs: Inputs
     ) -> Iterator[NewRows] | None:
         """Returns new samples in a table that is not one of features; None: it is.
 
         Args:
             path: The table.
-            reader: Reads the files of the run again.
+            reader: Returns what reads the files of the run again.
             params: The parameters of the run.
             inputs: What the inputs went through.
         """

@@ -27,27 +27,40 @@ from candle_p1.benchmark import (
     Trained,
     compare_with_naive,
 )
+from candle_p1.data.inputs import Target
 from candle_p1.data.transforms import SCALINGS
 from candle_p1.figures import error_histogram, measured_against_predicted
 from candle_p1.models.networks import add_convolutions, initial_weights
 from candle_p1.models.scores import RegressionScore
-from p1b3_inputs import DRUG_KINDS, LINE_KINDS, draw_features, scale_and_join, tables_of
+from p1b3_inputs import (
+    DRUG_KINDS,
+    LINE_KINDS,
+    draw_features,
+    prepared_by,
+    scale_and_join,
+    tables_of,
+)
 from p1b3_keras2 import network as keras2_network
 from p1b3_merge import MergedRows
+from p1b3_new import new_responses
 from p1b3_split import Responses, choose, split
 from p1b3_synthetic import NUM_COLUMNS, NUM_SELECTED, P1b3Recipe
 from p1b3_tables import LAYOUTS, LINE_TABLE, LISTS, RESPONSE, Features, JoinedRows, read_reserved
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from candle_p1.benchmark import NewRows
+    from candle_p1.data.inputs import Inputs
     from candle_p1.data.reader import Reader
     from candle_p1.parameters.parameter_set import ParameterSet
 
 PERCENT = 100.0
 """The files give growth in percent; the model predicts it as a fraction."""
+GROWTH = Target(name="growth", unit="percent", factor=PERCENT)
 
 
 @dataclass
@@ -271,6 +284,7 @@ class P1b3(Benchmark):
         trained_on = parts.train if params["scaling_fit"] == "train" else None
         lines = scale_and_join(of_lines, responses.line, trained_on, params["scaling"])
         drugs = scale_and_join(of_drugs, responses.drug, trained_on, params["scaling"])
+        names, offset, scale = prepared_by([*of_lines, *of_drugs])
 
         def samples(first: int, chosen: NDArray[np.int64]) -> Samples:
             x = JoinedRows(
@@ -288,7 +302,14 @@ class P1b3(Benchmark):
             samples(num_train, parts.validation),
             samples(num_seen, parts.test),
             lines.shape[1],
+            preparation=self.prepared(params, (offset, scale), features=names, target=GROWTH),
         )
+
+    def read_new(
+        self, path: Path, reader: Callable[[], Reader], params: ParameterSet, inputs: Inputs
+    ) -> Iterator[NewRows]:
+        """Returns responses to predict: NSC, CELLNAME, LOG_CONCENTRATION and maybe GROWTH."""
+        return new_responses(path, reader, params, inputs, PERCENT)
 
     def other_samples(self, data: DataSet) -> dict[str, Samples]:
         """Returns the samples as CANDLE builds them."""

@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from candle_p1.data.transforms import fill_missing
+from candle_p1.errors import ParameterError
 from p1b3_tables import Features, in_order, join_features, merge
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from numpy.typing import NDArray
 
     from candle_p1.data.table import TextColumn
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from p1b3_split import Responses
 
     Rows = NDArray[np.int64]
+    Matrix = NDArray[np.float32]
 
 LINE_KINDS = {
     "expression": ("expression",),
@@ -34,6 +39,7 @@ DRUG_KINDS = {"descriptors": ("descriptors",), "latent": ("latent",), "noise": (
 ALL_LINE_KINDS = ("expression", "mirna", "proteome")
 ALL_DRUG_KINDS = ("descriptors", "latent")
 NUM_NOISE_FEATURES = 500
+ONE_HOT = "line"
 
 
 def tables_of(params: ParameterSet) -> list[str]:
@@ -116,11 +122,60 @@ def _one_hot(line: TextColumn, rows: Rows) -> Features:
     """Returns the one-hot encoding of the cell lines of these responses, sorted as CANDLE does."""
     names = [line.names[code] for code in np.unique(line.codes[rows])]
     names.sort(key=lambda name: name.replace(":", "."))
-    return Features(names, np.eye(len(names), dtype=np.float32), is_ready=True)
+    return one_hot(names)
+
+
+def one_hot(names: list[str]) -> Features:
+    """Returns the one-hot encoding of cell lines."""
+    columns = [f"{ONE_HOT}:{name}" for name in names]
+    return Features(names, np.eye(len(names), dtype=np.float32), columns, is_ready=True)
 
 
 def _noise(drug: TextColumn, rows: Rows, random: np.random.RandomState) -> Features:
     """Returns normal noise for the drugs of these responses."""
     names = [drug.names[code] for code in in_order(drug.codes[rows])]
     values = random.normal(size=(len(names), NUM_NOISE_FEATURES)).astype(np.float32)
-    return Features(names, values, is_ready=True)
+    columns = [f"noise:{i}" for i in range(NUM_NOISE_FEATURES)]
+    return Features(names, values, columns, is_ready=True)
+
+
+def prepared_by(features: list[Features]) -> tuple[list[str], Matrix, Matrix]:
+    """Returns the names, the offsets and the scales of all inputs, once they are scaled."""
+    names = ["LOG_CONCENTRATION", *(name for each in features for name in each.columns)]
+    scaled_by = [each.scaled_by for each in features if each.scaled_by is not None]
+    offsets = [np.zeros(1, np.float32), *(offset for offset, _ in scaled_by)]
+    scales = [np.ones(1, np.float32), *(scale for _, scale in scaled_by)]
+    return names, np.concatenate(offsets), np.concatenate(scales)
+
+
+def features_again(
+    read: Callable[[str], Features], params: ParameterSet, names: Sequence[str]
+) -> tuple[list[Features], list[Features]]:
+    """Returns the features of cell lines and of drugs that were inputs of a run, not yet scaled.
+
+    Args:
+        read: Returns the table with a role.
+        params: The parameters of the run.
+        names: The names of the inputs.
+
+    Raises:
+        ParameterError: They were drawn for the drugs of the run.
+    """
+    if "noise" in _drug_kinds(params):
+        raise ParameterError("drug_features noise: it was drawn for the drugs of the run only")
+    place = {name: i for i, name in enumerate(names)}
+
+    def of(roles: Sequence[str]) -> Features:
+        if not roles:
+            begin = f"{ONE_HOT}:"
+            return one_hot([name.removeprefix(begin) for name in names if name.startswith(begin)])
+        table, *others = map(read, roles)
+        for other in others:
+            table = table.beside(other)
+        found = [i for i, name in enumerate(table.columns) if name in place]
+        table.select(np.array(sorted(found, key=lambda i: place[table.columns[i]]), np.int64))
+        table.values = fill_missing(np.array(table.values))
+        return table
+
+    lines, drugs = _line_kinds(params), _drug_kinds(params)
+    return [of(LINE_KINDS[kind]) for kind in lines], [of(DRUG_KINDS[kind]) for kind in drugs]

@@ -56,12 +56,16 @@ class Features:
     Attributes:
         names: The names of the lines or drugs, without repetition.
         values: float32, shape (names, features).
+        columns: The names of the features, each with the role of its table.
         is_ready: Whether the values are inputs as they are, without scaling.
+        scaled_by: The offset and the scale of each feature, once they are scaled.
     """
 
     names: list[str]
     values: Matrix
+    columns: list[str]
     is_ready: bool = False
+    scaled_by: tuple[Matrix, Matrix] | None = None
 
     @classmethod
     def read(cls, reader: Reader, role: str) -> Features:
@@ -77,7 +81,7 @@ class Features:
             names = [name.replace(".", ":") for name in names]
         for name in repeated(names)[:1]:
             raise DataError(f"{name!r} has more than one row", reader.files.paths[role])
-        return cls(names, table.values)
+        return cls(names, table.values, [f"{role}:{name}" for name in table.columns])
 
     def rows_of(self, names: Sequence[str]) -> NDArray[np.int64]:
         """Returns the row of each name, -1 for unknown ones: int64, shape (names,)."""
@@ -89,21 +93,30 @@ class Features:
         known = set(other.names)
         names = [name for name in self.names if name in known]
         values = join_rows(*((table.values, table.rows_of(names)) for table in (self, other)))
-        return Features(names, values)
+        return Features(names, values, [*self.columns, *other.columns])
 
     def take_columns(self, num: int, random: np.random.RandomState) -> None:
         """Keeps this many random columns; 0 keeps all."""
         total = self.values.shape[1]
         if 0 < num < total:
-            self.values = self.values[:, random.choice(total, size=num, replace=False)]
+            self.select(random.choice(total, size=num, replace=False))
+
+    def select(self, columns: NDArray[np.int64]) -> None:
+        """Keeps some columns, given by index, in this order."""
+        self.values = self.values[:, columns]
+        self.columns = [self.columns[i] for i in columns]
 
     def impute_and_scale(self, scaling: str, fit_rows: NDArray[np.int64] | None) -> None:
         """Replaces missing values by means and scales each column, fitted to these rows or all."""
         if self.is_ready:
+            self.scaled_by = scale_features(None, self.values)
             return
+        maybe = np.flatnonzero(np.isnan(self.values[0]))
+        empty = {*maybe[np.isnan(self.values[:, maybe]).all(axis=0)].tolist()}
+        self.columns = [name for i, name in enumerate(self.columns) if i not in empty]
         self.values = fill_missing(self.values)
         fit_to = None if fit_rows is None else [self.values[fit_rows]]
-        scale_features(scaling, self.values, fit_to=fit_to)
+        self.scaled_by = scale_features(scaling, self.values, fit_to=fit_to)
 
 
 def join_features(tables: Sequence[Features], names: Sequence[str]) -> Matrix:

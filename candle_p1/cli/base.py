@@ -227,7 +227,7 @@ def complete_flags(
     last = next((each for each in reversed(flags) if each.startswith("--")), "")
     parameter = benchmark.declaration.parameters.get(last[2:]) if benchmark else None
     if parameter and parameter.type is bool:
-        return _matching(("True", "False"), incomplete)
+        return _matching(("True", "False", *parameter.words), incomplete)
     if parameter and parameter.choices:
         return _matching(map(str, parameter.choices), incomplete)
     return [CompletionItem(incomplete, type="file")]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from candle_p1.data.blocks import read_blocks, read_head
 from candle_p1.data.inputs import Inputs
-from candle_p1.data.reader import FileSet, Reader
+from candle_p1.data.reader import FileSet, Reader, file_sha256
 from candle_p1.data.table import CsvLayout, Table
 from candle_p1.datasets.foreign import SampleOptions, read_cohort
 from candle_p1.errors import DataError
@@ -80,10 +80,16 @@ def read_samples(
     Raises:
         DataError: It cannot be read, or features are missing.
     """
-    if trained.benchmark.read_new(path, reader_of(trained), trained.params, trained.inputs):
-        return NewSamples(path, lambda: _read_by_benchmark(trained, path))
+    read, params, inputs = trained.benchmark.read_new, trained.params, trained.inputs
+    if read(path, lambda: reader_of(trained), params, inputs) is not None:
+
+        def by_benchmark() -> Iterator[Block]:
+            for each in read(path, lambda: reader_of(trained), params, inputs) or ():
+                yield Block(each.x, each.columns, y=each.y)
+
+        return NewSamples(path, by_benchmark)
     options = options or SampleOptions()
-    layout, inputs = trained.benchmark.layouts.get("test"), trained.inputs
+    layout = trained.benchmark.layouts.get("test")
     if layout and options == SampleOptions() and _is_own(path, layout):
         return _read_own(trained, path, layout)
     if inputs.features is None:
@@ -117,15 +123,9 @@ def reader_of(trained: TrainedRun) -> Reader:
     files = trained.record.data.files if trained.record.data else {}
     for facts in files.values():
         path = Path(facts.path)
-        if not path.exists() or (path.is_file() and path.stat().st_size != facts.file_bytes):
+        if not path.is_file() or facts.sha256 not in (None, file_sha256(path)):
             raise DataError("the run was trained on this file, which is gone or another now", path)
     return Reader(FileSet.at({role: Path(facts.path) for role, facts in files.items()}))
-
-
-def _read_by_benchmark(trained: TrainedRun, path: Path) -> Iterator[Block]:
-    found = trained.benchmark.read_new(path, reader_of(trained), trained.params, trained.inputs)
-    for each in found or ():
-        yield Block(each.x, each.columns, y=each.y)
 
 
 def place_features(

@@ -14,7 +14,7 @@ from candle_p1.distributed import devices
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.distributed.engine import make_engine
 from candle_p1.errors import CheckpointError, DataError, ParameterError
-from candle_p1.models.saving import FINAL_NAME, LAYERS_NAME, load
+from candle_p1.models.saving import FINAL_NAME, LAYERS_NAME, load, network_of
 from candle_p1.parameters.parameter_set import ParameterSet
 from candle_p1.records.record import RECORD_NAME, read_so_far
 from candle_p1.records.types import RunRecord
@@ -93,6 +93,8 @@ def open_run(
     if checkpoint is None:
         weights = results / FINAL_NAME
         model = load(weights)
+        if params["save_model"] == "inference":
+            model = network_of(model)
     else:
         kept = _find_checkpoint(checkpoint_root(params, run_dir), checkpoint)
         _check_run(kept, found.name, params)

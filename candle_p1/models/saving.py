@@ -20,10 +20,13 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from candle_p1.errors import CandleError, DataError
+from candle_p1.data.inputs import Inputs
+from candle_p1.errors import CandleError, DataError, ParameterError
 from candle_p1.files import new_file, read_json, write_atomically
 
 FINAL_NAME, LAYERS_NAME = "model.keras", "model.json"
+SMALLEST_SCALE, LARGEST_SCALE = 1e-6, 1e18
+"""By what Keras's normalization divides as this package does, whose square float32 can hold."""
 SUFFIXES = (".keras", ".weights.h5", ".json")
 OVERHEAD_BYTES = 1 << 14
 """More than HDF5 needs for a file, and for each of its arrays."""
@@ -115,6 +118,47 @@ def plain_copy(model: Any) -> Any:
     for new, old in zip(copy.weights, model.weights, strict=True):
         new.assign(keras.ops.convert_to_numpy(old))
     return copy
+
+
+def with_inputs(model: Any, inputs: Inputs) -> Any:
+    """Returns a model of Keras's own layers that takes features as they are in files.
+
+    The model itself is a layer of it, after one that scales. With classes, it returns a dictionary:
+    the probability of each class by name, shape (samples, 1); with a target, this in its unit.
+
+    Raises:
+        ParameterError: Keras's layer cannot divide by a feature's scale.
+        SavingError: See `describe`.
+    """
+    import keras
+
+    if not ((inputs.scale > SMALLEST_SCALE) & (inputs.scale < LARGEST_SCALE)).all():
+        raise ParameterError(
+            f"--save_model inference: the scale of a feature is {min(inputs.scale):g} to"
+            f" {max(inputs.scale):g}, too small or large for Keras's layer: use --save_model True"
+        )
+    copy, dtype = plain_copy(model), keras.config.floatx()
+    raw = [keras.Input(each.shape[1:], name=each.name) for each in copy.inputs]
+    scaled = keras.layers.Normalization(
+        axis=1,
+        mean=inputs.offset.tolist(),
+        variance=np.square(inputs.scale, dtype=np.float64).tolist(),
+        dtype=dtype,
+    )(raw[0])
+    output = copy([scaled, *raw[1:]] if raw[1:] else scaled)
+    if inputs.target is not None:
+        output = keras.layers.Rescaling(inputs.target.factor, dtype=dtype)(output)
+    elif inputs.classes is not None and output.shape[1:] == (len(inputs.classes),):
+        parts = keras.ops.split(output, len(inputs.classes), axis=-1)
+        output = dict(zip(inputs.classes, parts, strict=True))
+    return keras.Model(raw if raw[1:] else raw[0], output, name=f"{copy.name}_inference")
+
+
+def network_of(model: Any) -> Any:
+    """Returns the model around which `with_inputs` has put layers."""
+    import keras
+
+    return next(layer for layer in model.layers if isinstance(layer, keras.Model))
 
 
 def save(model: Any, path: Path) -> None:

@@ -308,7 +308,9 @@ _declare(
         "save_model",
         bool,
         False,
-        "write the trained model into model.keras, which Keras loads without this package",
+        "write the trained model into model.keras, which Keras loads without this package; with"
+        " inference, one that scales its inputs itself and names the classes",
+        words=("inference",),
     ),
     role=Role.SPEED,
 )

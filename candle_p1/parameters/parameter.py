@@ -92,6 +92,7 @@ class Parameter:
         role: What it is for.
         short: Short flags, such as "-e"; CANDLE's "-lr" has two letters.
         choices: The allowed values.
+        words: What a bool may be besides True and False.
         minimum: The smallest allowed value.
         maximum: The largest allowed value.
         above: A value it must exceed.
@@ -114,6 +115,7 @@ class Parameter:
     role: Role = Role.LEARNING
     short: tuple[str, ...] = ()
     choices: tuple[Any, ...] | None = None
+    words: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
     above: float | None = None
@@ -143,6 +145,7 @@ class Parameter:
     def allowed(self) -> str:
         """The allowed values, in words."""
         one, several = _TYPE_NAMES[self.type]
+        one = " or ".join([one, *self.words])
         limits = [
             f"{words} {limit}"
             for words, limit in (
@@ -213,7 +216,8 @@ class Parameter:
         if text == "None":
             return self.check(None, origin)
         try:
-            values = [_FROM_ARGUMENT[self.type](each) for each in arguments]
+            convert = _FROM_ARGUMENT[self.type]
+            values = [each if each in self.words else convert(each) for each in arguments]
         except (ValueError, KeyError):
             raise self.refusal(repr(text), origin) from None
         return self.check(values if self.many else values[0], origin)
@@ -227,7 +231,8 @@ class Parameter:
     def _check_one(self, value: Any, whole: Any, origin: Origin) -> Any:
         if self.type is bool and origin.kind == "program" and value in (0, 1):
             value = bool(value)
-        converted = _convert(value, self.type)
+        is_word = isinstance(value, str) and value in self.words
+        converted = value if is_word else _convert(value, self.type)
         if isinstance(converted, str) and (problem := self._problem(converted)):
             raise self.refusal(_show(whole), origin, problem)
         if (

@@ -9,6 +9,7 @@ and in the record, but does not end the run; what an earlier epoch or run has wr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from candle_p1.models.saving import (
     describe,
     foreign_classes,
     save,
+    with_inputs,
 )
 from candle_p1.parameters.parameter_set import ParameterSet
 from candle_p1.records.environment import package_versions
@@ -77,8 +79,17 @@ class ModelFiles:
                     "versions": package_versions(),
                 }
             )
+            if self._params["save_model"] == "inference":
+                self._files.remove(ModelFile(FINAL_NAME))
+                part = partial(with_inputs, inputs=self._inputs)
+                self._files.append(ModelFile(FINAL_NAME, part=part))
             if are_saved(self._params) and LAYERS.name not in {each.name for each in self._files}:
                 self._files.insert(0, LAYERS)
+        if self._params["save_model"] == "inference" and self._inputs is None:
+            raise ParameterError(
+                "save_model inference: the benchmark does not say what its inputs go through"
+                " (DataSet.preparation): use --save_model True"
+            )
         for file in [*self._files]:
             try:
                 describe(file.of(model))
