@@ -77,7 +77,8 @@ def command(
         screen.warn(warning)
     content = evaluator.evaluate()
     of_samples = content["data"]
-    units = f" of {of_samples['num_units']:,} in {options['group']!r}" if options["group"] else ""
+    group = content["bootstrap"]["group"]
+    units = f" in {of_samples['num_units']:,} groups by {group!r}" if group else ""
     screen.say(
         f"{count(of_samples['num_samples'], 'sample')}{units}, drawn {num_draws:,} times; weights:"
         f" {trained.weights}"

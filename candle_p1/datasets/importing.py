@@ -171,7 +171,9 @@ def understand_samples(
         "samples": {role: [*of_role.index] for role, of_role in values.items()},
     }
     if "group" in train.about:
-        facts["groups"] = {"train": [*train.about["group"]]}
+        facts["groups"] = {
+            role: [*side.about["group"]] for role, side in (("train", train), ("test", test))
+        }
     sources = [path for path in (table, test_table, options.labels) if path]
     return Imported(target, parts, facts, sources, options, notes)
 

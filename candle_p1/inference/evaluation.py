@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from candle_p1 import figures
+from candle_p1.data.directory import imported_facts
 from candle_p1.errors import DataError
 from candle_p1.files import content_sha256, write_atomically
 from candle_p1.inference.metrics import (
@@ -76,16 +77,16 @@ class Evaluator:
         data = trained.record.data
         self._is_synthetic = bool(data and data.synthetic)
         self._digest = content_sha256(samples.path)
+        self._group = options.group
         files = data.files if data and data.files else {}
         self._same = [role for role, file in files.items() if file.sha256 == self._digest]
 
     @property
     def warnings(self) -> list[str]:
         """What the reader must know to judge the results."""
-        found = []
-        if "train" in self._same:
-            found.append("the network was trained on these samples: new ones will do worse")
-        return found
+        trained_on = [role for role in self._same if role != "test"]
+        text = "the network was trained on samples of this file: new ones will do worse"
+        return [text] * bool(trained_on)
 
     def evaluate(self) -> dict[str, Any]:
         """Returns the content of ``evaluation.json``, after writing it and the pictures.
@@ -116,7 +117,7 @@ class Evaluator:
                 "num_draws": options.num_draws,
                 "seed": options.seed,
                 "confidence": CONFIDENCE,
-                "group": options.group,
+                "group": self._group,
             },
             **found,
             "versions": package_versions(),
@@ -135,14 +136,14 @@ class Evaluator:
                 raise DataError(problem, self._samples.path)
             labels += block.labels
             groups += block.groups or ()
-            blocks.append(np.asarray(outputs))
+            blocks.append(outputs)
         outputs = np.concatenate(blocks)
         names = self._trained.inputs.classes or [str(i) for i in range(outputs.shape[1])]
         true = self._numbered(labels, names)
         activation = getattr(self._trained.model.layers[-1], "activation", None)
         probabilities = as_probabilities(outputs, getattr(activation, "__name__", ""))
         of_classes = ClassMetrics(true, outputs, probabilities)
-        units = number_units(groups or None, len(true))
+        units = number_units(groups or self._imported_groups(), len(true))
         ones = np.ones((1, len(true)))
         values, options = of_classes(ones), self._options
         draws = bootstrap(units, of_classes, options.num_draws, options.seed)
@@ -189,6 +190,17 @@ class Evaluator:
             title=self._title("Reliability of the probabilities"),
         )
         return found
+
+    def _imported_groups(self) -> list[str] | None:
+        """Returns what the samples of a file made by `data import --group` belong to."""
+        path = self._samples.path
+        facts = imported_facts(path.parent) or {}
+        made = facts.get("files", {}).get(path.name, {})
+        if "groups" not in facts or made.get("sha256") != self._digest:
+            return None
+        roles = dict(zip(facts["files"], ("train", "test"), strict=True))
+        self._group = facts["options"]["group"]
+        return facts["groups"][roles[path.name]]  # type: ignore[no-any-return]
 
     def _numbered(self, labels: Sequence[str], names: Sequence[str]) -> NDArray[np.int64]:
         """Returns the number of each label's class.
@@ -254,7 +266,9 @@ class Evaluator:
             num_samples += len(block)
             if target and block.y is None:
                 raise DataError(f"it has no {target.name} to compare with", self._samples.path)
-        units = number_units(groups or None, num_samples)
+            if target and not np.isfinite(block.y).all():
+                raise DataError(f"a {target.name} is missing", self._samples.path)
+        units = number_units(groups or self._imported_groups(), num_samples)
         num_outputs = 1 if target else len(inputs.offset)
         cutoffs = trained.params["category_cutoffs"] if target else None
         regression = RegressionMetrics(units, num_outputs, cutoffs, options.seed)

@@ -28,6 +28,8 @@ def as_probabilities(outputs: NDArray[Any], activation: str) -> NDArray[np.float
         outputs: Shape (samples, classes).
         activation: The name of the last layer's activation in Keras.
     """
+    if activation == "softmax":
+        return outputs.astype(np.float64)
     values = np.maximum(outputs.astype(np.float64), 0)
     if activation == "sigmoid":
         values = np.clip(values, LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)

@@ -8,6 +8,12 @@ import pytest
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.inputs import Inputs
 from candle_p1.datasets.foreign import SampleOptions
+from candle_p1.datasets.importing import (
+    ImportOptions,
+    ImportTarget,
+    understand_samples,
+    write_import,
+)
 from candle_p1.errors import DataError
 from candle_p1.files import content_sha256
 from candle_p1.inference.evaluation import Bootstrap, Evaluator, tables
@@ -110,7 +116,7 @@ def test_what_is_written_about_reconstructions(cohort):
     trained = run_that_trained(cohort, "p1b1", classes=None, role="train")
     evaluator, content = evaluate(trained, cohort, label=None, num_draws=100)
     assert evaluator.warnings == [
-        "the network was trained on these samples: new ones will do worse"
+        "the network was trained on samples of this file: new ones will do worse"
     ]
     assert content["metrics"]["mse"]["value"] == pytest.approx(0.25)
     genes = pd.read_csv(cohort)[["G0", "G1", "G2"]].astype(np.float32)
@@ -121,6 +127,23 @@ def test_what_is_written_about_reconstructions(cohort):
     assert (cohort.parent / "out/reconstruction_error.png").exists()
     (table,) = tables(content)
     assert table.row_count == len(content["metrics"])
+
+
+def test_samples_of_an_imported_file_are_drawn_by_the_groups_of_the_import(cohort):
+    benchmark = find_benchmark("nt3")
+    target = ImportTarget("nt3", benchmark.layouts, benchmark.published.files, benchmark.importable)
+    options = ImportOptions(label="tissue", group="patient")
+    directory = cohort.parent / "own"
+    _, table = write_import(understand_samples(target, cohort, None, options), directory)
+    trained = run_that_trained(table)
+    samples = read_samples(trained, table)
+    evaluator = Evaluator(trained, samples, directory / "out", Bootstrap(100))
+    content = evaluator.evaluate()
+    assert (content["data"]["num_samples"], content["data"]["num_units"]) == (12, 6)
+    assert content["bootstrap"]["group"] == "patient"
+    table.write_text("".join(reversed(table.read_text().splitlines(keepends=True))))
+    content = Evaluator(trained, samples, directory / "out", Bootstrap(100)).evaluate()
+    assert content["data"]["num_units"] == 12  # nobody knows the groups of other files
 
 
 def test_tables_without_classes_or_with_unknown_ones_are_refused(cohort):
