@@ -268,8 +268,10 @@ class RegressionMetrics:
         order = np.argsort(pools, kind="stable")
         present, starts = np.unique(pools[order], return_index=True)
         t, p = (each[order].astype(np.float64) for each in (true, predicted))
-        for i, of_samples in enumerate((np.ones_like(t), t, p, t**2, p**2, t * p, (p - t) ** 2)):
-            self._sums[present, i] += np.add.reduceat(of_samples, starts)
+        one, error = np.ones((len(t), 1)), p - t
+        pairs = (one, one), (t, one), (p, one), (t, t), (p, p), (t, p), (error, error)
+        for i, (a, b) in enumerate(pairs):
+            self._sums[present, i] += np.add.reduceat(a * b, starts)
         difference = predicted.astype(np.float64) - true
         self.errors.append(np.square(difference).mean(axis=1))
         hits = np.zeros(len(true))
