@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -66,12 +66,22 @@ from candle_p1.training.setup import (
 CURVES_NAME = "history.png"
 
 
-def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
+EpochFunction = Callable[[int, Mapping[str, float]], bool]
+
+
+def run(
+    benchmark: Benchmark,
+    parameters: Mapping[str, Any],
+    after_epoch: EpochFunction | None = None,
+) -> Any:
     """Trains a benchmark and records the run. Every rank of the job must call it.
 
     Args:
         benchmark: What to train.
         parameters: A ParameterSet, or a dictionary from `Benchmark.initialize_parameters`.
+        after_epoch: Called on rank 0 after every epoch and its validation, with the number of the
+            epoch, from 1, and loss and metrics over all ranks by name (``val_loss``). If it returns
+            True, training ends on all ranks with that epoch. Other ranks need not pass it.
 
     Returns:
         The ``keras.callbacks.History``, with the metrics over all ranks; the same on every rank.
@@ -83,7 +93,9 @@ def run(benchmark: Benchmark, parameters: Mapping[str, Any]) -> Any:
     """
     comm = connect()
     params = agree(comm, benchmark.bind, parameters)
-    return _run(benchmark, params, comm).history
+    is_shown = comm.broadcast(after_epoch is not None)
+    own = (after_epoch or (lambda *_: False)) if is_shown else None
+    return _run(benchmark, params, comm, own).history
 
 
 class _Outcome(NamedTuple):
@@ -93,7 +105,12 @@ class _Outcome(NamedTuple):
     failure: Failure | None
 
 
-def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Outcome:
+def _run(
+    benchmark: Benchmark,
+    params: ParameterSet,
+    comm: Communicator,
+    after_epoch: EpochFunction | None = None,
+) -> _Outcome:
     """Trains a benchmark with bound parameters; see `run`."""
     check_ranks(launched_rank(), comm)
     check_same_parameters(params, comm)
@@ -218,6 +235,7 @@ def _run(benchmark: Benchmark, params: ParameterSet, comm: Communicator) -> _Out
                     models=models,
                     fingerprint=fingerprint | {"data": data_fingerprint(reader)},
                     restart=restart,
+                    after_epoch=after_epoch,
                 )
             )
         history = trained.history
@@ -299,9 +317,9 @@ class Script:
         """
         return self._benchmark.initialize_parameters(default_model)
 
-    def run(self, params: Mapping[str, Any]) -> Any:
-        """Trains and returns the ``keras.callbacks.History``, with metrics over all ranks."""
-        return run(self._benchmark, params)
+    def run(self, params: Mapping[str, Any], after_epoch: EpochFunction | None = None) -> Any:
+        """Trains and returns the ``keras.callbacks.History``; see `candle_p1.train.run`."""
+        return run(self._benchmark, params, after_epoch)
 
     def main(self) -> None:
         """Runs from the command line."""

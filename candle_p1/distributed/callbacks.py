@@ -6,14 +6,14 @@ Every rank must use the same callbacks, in the same order.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
-from candle_p1.distributed.comm import Communicator
+from candle_p1.distributed.comm import Communicator, on_first_rank
 from candle_p1.distributed.replicas import check_equal
 from candle_p1.scaling import ScalingPlan, warmup_learning_rate
 
@@ -173,6 +173,40 @@ class TimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
         """Counts the time that earlier segments of the run have used."""
         self._start = time.perf_counter() - state["used_s"]
         self.reached = state["reached"]
+
+
+class AfterEpoch(keras.callbacks.Callback):  # type: ignore[misc]
+    """Shows every epoch to the program that has called `run`, which may end training with it.
+
+    Args:
+        function: Takes the number of the epoch, from 1, and its metrics over all ranks; returns
+            whether training ends. It is called on rank 0.
+        comm: The ranks.
+
+    Attributes:
+        has_ended: Whether it has ended training.
+    """
+
+    def __init__(
+        self, function: Callable[[int, Mapping[str, float]], bool], comm: Communicator
+    ) -> None:
+        super().__init__()
+        self._function, self._comm = function, comm
+        self.has_ended = False
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Calls the function on rank 0, and ends training everywhere if it says so; collective."""
+        self.has_ended = on_first_rank(
+            self._comm, lambda: bool(self._function(epoch + 1, dict(logs or {})))
+        )
+        self.model.stop_training = self.model.stop_training or self.has_ended
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        """Returns nothing: what the function does is up to its program."""
+        return {}
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """Does nothing."""
 
 
 class StepTracer(keras.callbacks.Callback):  # type: ignore[misc]

@@ -16,6 +16,7 @@ from candle_p1.data.batches import EvaluationBatches, TrainBatches
 from candle_p1.distributed.allreduce_log import allreduce_times
 from candle_p1.distributed.callbacks import (
     TRACE_DIRECTORY,
+    AfterEpoch,
     LearningRateWarmup,
     ReplicaCheck,
     StepTracer,
@@ -115,6 +116,8 @@ class _Loop:
             self._early_stop = BestEpoch(model, params["patience"], best)
         has_limit = (params["timeout"] or -1) > 0
         self._limit = TimeLimit(params["timeout"], run.comm) if has_limit else None
+        function = training.after_epoch
+        self._after_epoch = AfterEpoch(function, run.comm) if function else None
         self._callbacks = self._make_callbacks()
         begins, ends = "on_train_batch_begin on_batch_begin", "on_train_batch_end on_batch_end"
         self._at_step_begin = [each for each in self._callbacks if _overrides(each, begins)]
@@ -321,6 +324,8 @@ class _Loop:
             callbacks.append(self._early_stop)
         if self._limit:
             callbacks.append(self._limit)
+        if self._after_epoch:
+            callbacks.append(self._after_epoch)
         callbacks.append(self._history)
         if self._is_first:
             # Both tables are the same; the second name is the one that CANDLE's scripts use.
@@ -380,6 +385,8 @@ class _Loop:
             elif self._early_stop and self._early_stop.stopped_epoch:
                 waited = count(params["patience"], "epoch")
                 facts["stopped"] = f"early_stop: the validation loss did not fall for {waited}"
+            elif self._after_epoch and self._after_epoch.has_ended:
+                facts["stopped"] = "the program that called run() ended it"
             else:
                 facts["stopped"] = "a callback ended it"
         return facts

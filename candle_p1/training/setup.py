@@ -54,6 +54,7 @@ class Training:
         models: The files to which the model is saved.
         fingerprint: What a checkpoint must have in common with a run that goes on from it.
         restart: The restart from a checkpoint; None: training begins.
+        after_epoch: See `candle_p1.train.run`.
     """
 
     run: Run
@@ -67,6 +68,7 @@ class Training:
     models: ModelFiles
     fingerprint: Mapping[str, Any]
     restart: Restart | None = None
+    after_epoch: Callable[[int, Mapping[str, float]], bool] | None = None
 
 
 def locate_files(

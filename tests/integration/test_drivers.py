@@ -130,6 +130,32 @@ def test_every_loss_counts_and_may_be_allowed(train_all, monkeypatch):
     assert records["untrained"]["training"]["stopped"].endswith("the weights are untrained")
 
 
+@pytest.mark.parallel
+def test_a_search_by_optuna_prunes_on_all_ranks_and_resumes(execute, mpirun, tmp_path):
+    """Two trials that learn on one rank, then one on two ranks that hardly does."""
+    optuna = pytest.importorskip("optuna", reason="optuna is not installed")
+    storage = f"sqlite:///{tmp_path / 'search.db'}"
+    study = optuna.create_study(study_name="nt3", storage=storage)
+    for rate in (0.02, 0.01, 1e-4):
+        study.enqueue_trial({"learning_rate": rate, "batch_size": 20, "dropout": 0.1})
+    script = ROOT / "examples/search_nt3.py"
+    for command in ([sys.executable, script, "2"], mpirun(2, script, "3"), mpirun(2, script, "3")):
+        code, output = execute(command)
+        assert code == 0, output
+    states = [trial.state.name for trial in study.trials]
+    assert states == ["COMPLETE", "COMPLETE", "PRUNED"]
+    records = [read_record(tmp_path / f"output/search/trial{i}/run.json") for i in range(3)]
+    assert [record["num_ranks"] for record in records] == [1, 1, 2]
+    epochs = [[e["metrics"]["val_loss"] for e in r["training"]["epochs"]] for r in records]
+    assert [len(epochs[0]), len(epochs[1])] == [16, 16]
+    assert len(epochs[2]) == len(study.trials[2].intermediate_values) < 8
+    assert records[2]["training"]["stopped"] == "the program that called run() ended it"
+    assert study.trials[0].value == epochs[0][-1]
+    for trial, record in zip(study.trials, records, strict=True):
+        for name, value in trial.params.items():
+            assert record["parameters"][name]["value"] == value
+
+
 REFUSED = {
     "p1b2 --dense 1000000 1000000": "GiB",
     "p1b1 --latent_dim 1000000000": "latent_dim",

@@ -103,7 +103,7 @@ def made():
     return model
 
 
-def train(directory, checkpoint=None, *, flags="", watched=True):
+def train(directory, checkpoint=None, after_epoch=None, *, flags="", watched=True):
     """Trains from the beginning or from a checkpoint; returns all that it has ended with."""
     directory.mkdir(exist_ok=True)
     params = NT3.read_parameters([*FLAGS.split(), *flags.split()])
@@ -148,6 +148,7 @@ def train(directory, checkpoint=None, *, flags="", watched=True):
                 models=ModelFiles(benchmark, params, directory, run),
                 fingerprint={"benchmark": "nt3", "parameters": {"early_stop": True}, "data": {}},
                 restart=restart,
+                after_epoch=after_epoch,
             )
         )
     trained.writer.close()
@@ -216,6 +217,19 @@ def test_blocks_of_steps_go_on_from_where_they_were_saved(tmp_path, position):
     assert_same(again, unbroken)
     with_steps = train(tmp_path / "steps", flags=flags["flags"])
     assert_same(unbroken, with_steps)
+
+
+def test_the_program_that_runs_sees_each_epoch_and_can_end_training(tmp_path, whole):
+    seen = []
+
+    def after_epoch(epoch, metrics):
+        seen.append((epoch, metrics["val_loss"]))
+        return epoch == 2
+
+    ended = train(tmp_path, after_epoch=after_epoch)
+    assert seen == list(enumerate(whole.history[1]["val_loss"][:2], start=1))
+    assert (ended.end, len(ended.epochs)) == ((2, 0), 2)
+    assert ended.stopped == "the program that called run() ended it"
 
 
 def test_callbacks_see_every_step_and_the_lack_of_a_state_is_told(whole):
