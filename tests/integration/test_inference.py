@@ -79,10 +79,11 @@ def test_own_test_file_has_the_accuracy_of_the_record(own, cohort, tmp_path):
 def test_columns_are_found_by_name(own, cohort, tmp_path, execute):
     table = pd.read_csv(cohort / "cohort.csv")
     first = predicted(own, cohort / "cohort.csv", tmp_path / "p.csv")
-    assert (first["class"] == table["tissue"]).mean() > 0.9
+    assert (first["class"] == table["tissue"]).mean() > 0.75
     others = table.iloc[:, [0, *np.random.default_rng(0).permutation(np.arange(2, 42))]]
     others.assign(EXTRA=1.5).to_csv(tmp_path / "shuffled.tsv.gz", sep="\t", index=False)
     command = [*CANDLE_P1, "predict", own, tmp_path / "shuffled.tsv.gz", "-o", tmp_path / "q.csv"]
+    command += ["--batch_size", str(BATCH)]
     code, output = execute(command)
     assert (code, "further" in output, "EXTRA" in output) == (0, True, True), output
     assert (tmp_path / "q.csv").read_bytes() == (tmp_path / "p.csv").read_bytes()
