@@ -51,7 +51,7 @@ def train(
 
     def begin_step(batch: int, logs: Any) -> None:
         if measured:
-            timer.begin_step()
+            timer.begin_steps(1)
             if log:
                 log.count_steps(1)
         if batch == 0:
@@ -118,7 +118,7 @@ def direct_cost_s(training: Any) -> float:
 
     timer = EpochTimer(0.0, lambda: (0.0, 0.0))
     timer.begin_epoch()
-    seconds = seconds_of(timer.begin_step, NUM_CALLS)
+    seconds = seconds_of(lambda: timer.begin_steps(1), NUM_CALLS)
     log = training.engine.make_log(CommunicationLog(), is_gpu=training.device.is_gpu)
     if log is None:
         return seconds

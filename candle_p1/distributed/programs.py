@@ -80,8 +80,13 @@ class Programs:
         monitoring.register_event_duration_secs_listener(duration)
 
 
-def keep_programs(comm: Communicator, named: str | None, default: Path) -> Programs:
+def keep_programs(
+    comm: Communicator, named: str | None, default: Path, *, deterministic: bool
+) -> Programs:
     """Makes JAX keep what it compiles, and counts that; before it compiles anything.
+
+    With the programs, XLA keeps which algorithms were the fastest on a GPU. Those of other runs
+    need not be deterministic, so runs that must be have a directory of their own.
 
     Args:
         comm: The ranks; those of other nodes may have a directory of their own.
@@ -101,7 +106,8 @@ def keep_programs(comm: Communicator, named: str | None, default: Path) -> Progr
     if named is None and os.environ.get(VARIABLE):
         programs.directory = Path(os.environ[VARIABLE])
         return programs
-    directory = Path(named or default) / f"{os.getuid()}-{processor()}"
+    kind = "-deterministic" * deterministic
+    directory = Path(named or default) / f"{os.getuid()}-{processor()}{kind}"
     try:
         _prepare(directory, writes=comm.rank == 0)
     except (OSError, filelock.Timeout, NotImplementedError) as error:

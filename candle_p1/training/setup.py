@@ -144,7 +144,10 @@ def set_up_device(params: ParameterSet, comm: Communicator, engine: Engine) -> D
         gpus=params["gpus"],
         deterministic=params["deterministic"],
         programs=lambda comm: keep_programs(
-            comm, params["compiled_dir"], data_directory() / COMPILED
+            comm,
+            params["compiled_dir"],
+            data_directory() / COMPILED,
+            deterministic=params["deterministic"],
         ),
     )
     request = agree(comm, gpus.requested_gpus, params["gpus"])

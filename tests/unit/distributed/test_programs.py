@@ -25,10 +25,10 @@ def jax(monkeypatch):
     return found
 
 
-def keep(named, default, rank=0):
+def keep(named, default, rank=0, deterministic=False):
     comm = SerialCommunicator()
     comm.rank = rank
-    return keep_programs(comm, named, default)
+    return keep_programs(comm, named, default, deterministic=deterministic)
 
 
 def test_a_user_and_a_kind_of_processor_have_a_directory(jax, tmp_path, monkeypatch):
@@ -43,6 +43,8 @@ def test_a_user_and_a_kind_of_processor_have_a_directory(jax, tmp_path, monkeypa
     assert len(set(names)) == 2
     kept = keep(None, tmp_path / "default")
     assert kept.directory.name.endswith(names[-1])
+    assert keep(None, tmp_path / "default", deterministic=True).directory != kept.directory
+    keep(None, tmp_path / "default")
     assert jax.settings["jax_compilation_cache_dir"] == str(kept.directory)
     assert jax.settings["jax_compilation_cache_max_size"] == LIMIT_BYTES
     keep(None, tmp_path / "default", rank=3)  # reads without a lock
