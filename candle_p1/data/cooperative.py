@@ -168,6 +168,7 @@ class _Before(NamedTuple):
     num_rows: int = 0  # that end there
     num_bytes: int = 0  # of the line that continues in the block
     is_blank: bool = True  # whether these bytes are only spaces and tabs, if any
+    has_return: bool = False  # and end with a carriage return, after which a blank line ends
     # How many ranks take no further block, because this was the last one, or after an error.
     num_ended: int = 0
 
@@ -302,7 +303,9 @@ class _Load:
             self._counts.append(0)
             self._tell(self._before_next(before.num_rows, rest), rest, block)
             return
-        has_first = not (before.is_blank and is_blank(lines.first, self._layout.separator))
+        is_ended = before.has_return and lines.first != b"\n"
+        ends_blank = not is_ended and is_blank(lines.first, self._layout.separator)
+        has_first = not (before.is_blank and ends_blank)
         row = before.num_rows + has_first
         rows = [row, *(row + int(count) for count in np.cumsum(lines.counts))]
         self._counts.append(rows[-1] - before.num_rows)
@@ -371,7 +374,8 @@ class _Load:
         self._failed = self._failed or self._error is not None or self._problem is not None
 
     def _before_next(self, num_rows: int, rest: memoryview) -> _Before:
-        return _Before(num_rows, len(rest), is_blank(rest, self._layout.separator))
+        has_return = len(rest) > 0 and rest[-1] == ord("\r")
+        return _Before(num_rows, len(rest), is_blank(rest, self._layout.separator), has_return)
 
     def _tell(self, before: _Before, rest: memoryview, block: Block) -> Callable[[], None]:
         """Sends the rank with the next block, if any, what it must know, and the broken line.

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from candle_p1.data import _csvkernel as kernel
@@ -97,6 +97,7 @@ def read_plainly(text):
 
 
 @settings(max_examples=150)
+@example(text=["1,2\n", "\r", " "], num_ranks=1, block_bytes=1)
 @given(
     text=st.lists(st.sampled_from(["1", "2", ",", "\n", "1,2\n", "\r\n", " ", "\t", "\r", "x"])),
     num_ranks=st.integers(1, 5),
