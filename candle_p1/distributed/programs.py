@@ -85,13 +85,13 @@ def keep_programs(
 ) -> Programs:
     """Makes JAX keep what it compiles, and counts that; before it compiles anything.
 
-    With the programs, XLA keeps which algorithms were the fastest on a GPU. Those of other runs
-    need not be deterministic, so runs that must be have a directory of their own.
-
     Args:
         comm: The ranks; those of other nodes may have a directory of their own.
         named: A directory, NONE, or None for the default.
         default: The directory for that case, unless VARIABLE is set.
+        deterministic: Whether the run is to be. Such runs have a directory of their own, because
+            with the programs, XLA keeps which algorithms were the fastest on a GPU, and those of
+            other runs need not be deterministic.
 
     Raises:
         SetupError: The named directory cannot be used.
