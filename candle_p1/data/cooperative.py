@@ -303,7 +303,7 @@ class _Load:
             self._counts.append(0)
             self._tell(self._before_next(before.num_rows, rest), rest, block)
             return
-        is_ended = before.has_return and lines.first != b"\n"
+        is_ended = before.has_return and bytes(lines.first[:2]) != b"\n"
         ends_blank = not is_ended and is_blank(lines.first, self._layout.separator)
         has_first = not (before.is_blank and ends_blank)
         row = before.num_rows + has_first
