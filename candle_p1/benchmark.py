@@ -53,7 +53,12 @@ from candle_p1.models.evaluation import Quality, Trained, compare_with_naive
 from candle_p1.models.networks import CONV_FIELDS
 from candle_p1.models.optimizers import CANDLE_CONSTANTS, DTYPE_POLICIES
 from candle_p1.models.saving import ModelFile
-from candle_p1.models.scores import ConfusionScore, RegressionScore
+from candle_p1.models.scores import (
+    ConfusionScore,
+    RegressionScore,
+    as_probabilities,
+    last_activation,
+)
 from candle_p1.parameters.catalog import ACTS_WITH, PARAMETERS
 from candle_p1.parameters.declaration import Declaration
 from candle_p1.parameters.parameter import Needs, Origin, Parameter, Role
@@ -343,6 +348,7 @@ class Benchmark(ABC):
 
         By default, these are the class and the probability of each or, with a target, its value.
         """
+        activation = last_activation(model)
 
         def predict(x: Any) -> dict[str, Any]:
             y = np.asarray(model.predict_on_batch(x))
@@ -350,7 +356,8 @@ class Benchmark(ABC):
                 return {inputs.target.column: y[:, 0] * np.float32(inputs.target.factor)}
             names = inputs.classes or [*map(str, range(y.shape[1]))]
             chosen = np.array(names)[y.argmax(axis=1)]
-            return {"class": chosen} | {f"probability_{n}": y[:, i] for i, n in enumerate(names)}
+            p = as_probabilities(y, activation).astype(np.float32)
+            return {"class": chosen} | {f"probability_{n}": p[:, i] for i, n in enumerate(names)}
 
         return predict
 

@@ -27,7 +27,7 @@ from candle_p1.inference.prediction import predict
 from candle_p1.inference.tables import NewSamples
 from candle_p1.inference.trained import TrainedRun
 from candle_p1.models.saving import FINAL_NAME
-from candle_p1.models.scores import as_probabilities
+from candle_p1.models.scores import as_probabilities, last_activation
 from candle_p1.records.environment import package_versions
 from candle_p1.records.record import finite
 
@@ -140,8 +140,7 @@ class Evaluator:
         outputs = np.concatenate(blocks)
         names = self._trained.inputs.classes or [str(i) for i in range(outputs.shape[1])]
         true = self._numbered(labels, names)
-        activation = getattr(self._trained.model.layers[-1], "activation", None)
-        probabilities = as_probabilities(outputs, getattr(activation, "__name__", ""))
+        probabilities = as_probabilities(outputs, last_activation(self._trained.model))
         of_classes = ClassMetrics(true, outputs, probabilities)
         units = number_units(groups or self._imported_groups(), len(true))
         ones = np.ones((1, len(true)))

@@ -140,17 +140,17 @@ class ClassMetrics:
     Args:
         true: The class of each sample, int64, shape (samples,).
         scores: The model's outputs, shape (samples, classes): the largest one marks the class that
-            is predicted, and each ranks the samples of its class.
-        probabilities: The same as probabilities: rows have the sum 1.
+            is predicted.
+        probabilities: The same as probabilities, by which samples are ranked: rows have the sum 1.
     """
 
     def __init__(
         self, true: NDArray[np.int64], scores: NDArray[Any], probabilities: NDArray[Any]
     ) -> None:
         self.num_classes = scores.shape[1]
-        self._true, self._scores = true, scores
         self._cells = true * self.num_classes + scores.argmax(axis=1)
-        p = probabilities.astype(np.float64)
+        self._true, self._probabilities = true, probabilities.astype(np.float64)
+        p = self._probabilities
         rows = np.arange(len(true))
         self._confidence = p.max(axis=1)
         self._is_right = (scores.argmax(axis=1) == true).astype(np.float64)
@@ -163,7 +163,7 @@ class ClassMetrics:
     def rankings(self) -> list[Ranking]:
         """One of each class."""
         classes = range(self.num_classes)
-        return [Ranking(self._scores[:, i], self._true == i) for i in classes]
+        return [Ranking(self._probabilities[:, i], self._true == i) for i in classes]
 
     def confusion(self, weights: Floats) -> ConfusionScore:
         """Returns the weights by true and predicted class: shape (draws, classes, classes)."""

@@ -23,6 +23,7 @@ import numpy as np
 from candle_p1.data.inputs import Inputs
 from candle_p1.errors import CandleError, DataError, ParameterError
 from candle_p1.files import new_file, read_json, write_atomically
+from candle_p1.models.scores import SIGMOID_RANGE, last_activation
 
 FINAL_NAME, LAYERS_NAME = "model.keras", "model.json"
 SMALLEST_SCALE, LARGEST_SCALE = 1e-6, 1e18
@@ -149,6 +150,10 @@ def with_inputs(model: Any, inputs: Inputs) -> Any:
     if inputs.target is not None:
         output = keras.layers.Rescaling(inputs.target.factor, dtype=dtype)(output)
     elif inputs.classes is not None and output.shape[1:] == (len(inputs.classes),):
+        if last_activation(copy) == "sigmoid":  # as `as_probabilities` does
+            output = keras.ops.clip(output, *SIGMOID_RANGE)
+            output = output / (1 - output)
+            output = output / keras.ops.sum(output, axis=-1, keepdims=True)
         parts = keras.ops.split(output, len(inputs.classes), axis=-1)
         output = dict(zip(inputs.classes, parts, strict=True))
     return keras.Model(raw if raw[1:] else raw[0], output, name=f"{copy.name}_inference")

@@ -16,6 +16,13 @@ CONSTANT = 1e-12
 """Values whose variance is a smaller share of their mean square differ by rounding only."""
 LEAST_PROBABILITY = 1e-7
 """As in Keras's cross-entropy: a class that was excluded costs 16.1, not infinity."""
+SIGMOID_RANGE = float(np.finfo(np.float32).tiny), 1 - 2**-24
+"""The sigmoids that float32 can hold and that have finite odds."""
+
+
+def last_activation(model: Any) -> str:
+    """Returns the name of the activation of a Keras model's last layer; "" if it has none."""
+    return getattr(getattr(model.layers[-1], "activation", None), "__name__", "")
 
 
 def as_probabilities(outputs: NDArray[Any], activation: str) -> NDArray[np.float64]:
@@ -26,13 +33,13 @@ def as_probabilities(outputs: NDArray[Any], activation: str) -> NDArray[np.float
 
     Args:
         outputs: Shape (samples, classes).
-        activation: The name of the last layer's activation in Keras.
+        activation: See `last_activation`.
     """
     if activation == "softmax":
         return outputs.astype(np.float64)
     values = np.maximum(outputs.astype(np.float64), 0)
     if activation == "sigmoid":
-        values = np.clip(values, LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
+        values = np.clip(values, *SIGMOID_RANGE)
         values = values / (1 - values)
     sums = values.sum(axis=1, keepdims=True)
     return np.divide(values, sums, out=np.full(values.shape, 1 / values.shape[1]), where=sums > 0)

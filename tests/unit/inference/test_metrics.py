@@ -84,11 +84,10 @@ def test_weighted_metrics_equal_those_of_scikit_learn(num_classes, num, seed):
             "class_precision": per_class[0],
             "class_recall": per_class[1],
             "class_auroc": [
-                sk.roc_auc_score(true == c, outputs[:, c], sample_weight=w)
-                for c in range(num_classes)
+                sk.roc_auc_score(true == c, p[:, c], sample_weight=w) for c in range(num_classes)
             ],
             "class_average_precision": [
-                sk.average_precision_score(true == c, outputs[:, c], sample_weight=w)
+                sk.average_precision_score(true == c, p[:, c], sample_weight=w)
                 for c in range(num_classes)
             ],
         }
@@ -129,6 +128,8 @@ def test_classes_without_samples_have_no_recall_and_do_not_count_in_means():
 
 def test_sigmoids_become_the_probabilities_that_they_were_trained_as():
     logits = np.random.default_rng(1).normal(size=(5, 4))
+    logits[0] = -20, -18, -19, -80
+    logits[1] = 16, 15, 0, -16
     sigmoids, softmax = 1 / (1 + np.exp(-logits)), np.exp(logits)
     softmax /= softmax.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(as_probabilities(sigmoids, "sigmoid"), softmax)

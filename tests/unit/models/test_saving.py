@@ -6,8 +6,9 @@ import resource
 import numpy as np
 import pytest
 
-from candle_p1.benchmark import ModelFile
-from candle_p1.models.saving import describe, foreign_classes, plain_copy, save
+from candle_p1.benchmark import ModelFile, find_benchmark
+from candle_p1.data.inputs import Inputs
+from candle_p1.models.saving import describe, foreign_classes, plain_copy, save, with_inputs
 
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 
@@ -125,6 +126,25 @@ def test_other_precisions_are_kept(tmp_path, data_type, double_precision):
     assert all(type(layer).__module__.startswith("keras.") for layer in loaded.layers)
     assert [each.dtype for each in loaded.weights] == [floatx] * len(model.weights)
     np.testing.assert_array_equal(loaded.predict_on_batch(x), expected)
+
+
+def test_sigmoids_are_told_as_the_probabilities_that_they_were_trained_as(tmp_path):
+    logits = np.array([[-20, -18, -19], [15, 14, 1], [0.5, -0.5, 0]], np.float32)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, activation="sigmoid")])
+    model.set_weights([np.eye(3), np.zeros(3)])
+    facts = {"benchmark": "p1b2", "classes": [*"abc"], "scaling": "none", "fitted_to": "all"}
+    inputs = Inputs(**facts, offset=np.full(3, 5), scale=np.full(3, 2))
+    save(with_inputs(model, inputs), tmp_path / "model.keras")
+    alone = keras.saving.load_model(tmp_path / "model.keras").predict_on_batch(2 * logits + 5)
+    columns = find_benchmark("p1b2").predictor(model, {}, inputs)(logits)
+    assert columns["class"].tolist() == ["b", "a", "a"]
+    expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    for i, name in enumerate("abc"):
+        column = columns[f"probability_{name}"]
+        assert column.dtype == np.float32
+        # Of a sigmoid near 1, float32 holds few digits of the odds.
+        np.testing.assert_allclose(column, expected[:, i], rtol=0.1)
+        np.testing.assert_allclose(alone[name][:, 0], column, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["model.keras", "model.weights.h5", "model.json"])
