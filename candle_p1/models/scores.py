@@ -131,10 +131,15 @@ class ConfusionScore:
         return score
 
     def result(self) -> dict[str, Any]:
-        """Returns accuracy and macro_f1, the mean over classes of the F1 score."""
+        """Returns accuracy and macro_f1, the mean F1 score of the classes, true or predicted.
+
+        Classes that are neither do not count, as in ``sklearn.metrics.f1_score``.
+        """
         hits, total = np.trace(self.sums, axis1=-2, axis2=-1), self.sums.sum(axis=(-2, -1))
+        num_classes = (self.sums.sum(axis=-2) + self.sums.sum(axis=-1) > 0).sum(axis=-1)
         with np.errstate(invalid="ignore"):  # of no samples
-            found = {"accuracy": hits / total, "macro_f1": self.per_class()["f1"].mean(axis=-1)}
+            macro_f1 = self.per_class()["f1"].sum(axis=-1) / num_classes
+            found = {"accuracy": hits / total, "macro_f1": macro_f1}
         return {name: value if value.ndim else float(value) for name, value in found.items()}
 
     def per_class(self) -> dict[str, NDArray[Any]]:

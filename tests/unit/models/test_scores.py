@@ -49,7 +49,10 @@ def test_classification_scores_equal_those_of_scikit_learn(pairs, cut):
     true, predicted = (np.array(labels) for labels in zip(*pairs, strict=True))
     one_hot = np.eye(4)
     score = in_two_parts(lambda: ConfusionScore(4), one_hot[true], one_hot[predicted], cut)
-    assert score.result()["accuracy"] == pytest.approx(metrics.accuracy_score(true, predicted))
+    macro_f1 = metrics.f1_score(true, predicted, average="macro")
+    assert score.result() == pytest.approx(
+        {"accuracy": metrics.accuracy_score(true, predicted), "macro_f1": macro_f1}
+    )
     expected = metrics.precision_recall_fscore_support(
         true, predicted, labels=range(4), zero_division=0
     )
