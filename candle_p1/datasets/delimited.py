@@ -39,6 +39,8 @@ SAMPLE_FIELDS, MIN_SAMPLE, MAX_SAMPLE = 1_000_000, 20, 200
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?(inf|Inf|INF)(inity)?")
 COMMA_NUMBER = re.compile(r"[-+]?\d+,\d+([eE][-+]?\d+)?")
 THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+")
+WITH_POINT = str.maketrans(",.", ".'")
+"""Makes a decimal comma a point, and a point what no number has."""
 QUOTED = re.compile(r'"[^"]*"')
 
 Row = tuple[int, list[str]]
@@ -280,8 +282,8 @@ class _Delimited:
     def _numbers(self, number: int, row: Sequence[str], columns: Sequence[int]) -> Any:
         """Returns the numbers of a row, float32; raises DataError if one is none."""
         cells = [row[column] for column in columns]
-        if self._mark != ".":
-            cells = [cell.replace(self._mark, ".") for cell in cells]
+        if self._mark == ",":
+            cells = [cell if cell in MISSING else cell.translate(WITH_POINT) for cell in cells]
         try:
             if "_" in "".join(cells):  # which Python allows in numbers
                 raise ValueError
@@ -292,6 +294,7 @@ class _Delimited:
             for column, cell in zip(columns, cells, strict=True):
                 if cell not in MISSING and not NUMBER.fullmatch(cell):
                     problem = f"{row[column]!r} is not a number, as the cells above it are"
+                    problem += " with a decimal comma" * (self._mark == ",")
                     raise self._error(problem, number, column + 1) from None
             raise
 

@@ -252,6 +252,8 @@ def test_tables_without_names_of_samples_have_a_test_table(imported, tmp_path):
 
 LATE = "id,kind,a,b\n" + "".join(f"s{i},{i % 2},1,2\n" for i in range(300))
 
+DECIMAL_COMMAS = LATE.replace(",", ";").replace(";1;2\n", ";1,5;.\n")
+
 
 @pytest.mark.parametrize(
     ("content", "advice"),
@@ -260,6 +262,7 @@ LATE = "id,kind,a,b\n" + "".join(f"s{i},{i % 2},1,2\n" for i in range(300))
         (LATE + "s300,1,1\n", r"line 302: the row has 3 fields, but the header has 4"),
         (b"\xff\xfea\0b\0", r"UTF-8"),
         (gzip.compress(LATE.encode())[:-20], r"cannot be read"),
+        (DECIMAL_COMMAS + "s300;1;1.234;2\n", r"line 302, column 3: '1.234' is .* decimal comma"),
         ("", r"no rows"),
         ("one\ntwo\n", r"separated by none"),
         ("a,b\n", r"no rows below"),
