@@ -232,7 +232,11 @@ class _Reading:
         about = pd.DataFrame(columns, values.index)
         if options.labels:
             about = _Reading(options.labels, options, notes).about(values.index)
-        return self.checked(self.labelled(Cohort(self.path, values, about, notes, not_dropped)))
+        samples = self.labelled(Cohort(self.path, values, about, notes, not_dropped))
+        if num := int((samples.about.get("group", pd.Series()) == "").sum()):
+            problem = f"{num:,} samples have no {options.group!r}: fill it in, or leave them out"
+            raise self.error(problem)
+        return self.checked(samples)
 
     def error(self, problem: str) -> DataError:
         return DataError(problem, self.path)

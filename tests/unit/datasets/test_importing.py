@@ -177,6 +177,11 @@ def cell(row, column, value):
         (GAPS, BESIDE, r"20 values are missing \(--missing.*'ENSG00000000000' of .* 'TCGA-00'"),
         (LABELLED.set_axis([IDS[0], *IDS[:-1]]), IN_TABLE, r"called 'TCGA-00'"),
         (cell(3, 20, None), IN_TABLE, r"1 of 60 samples have no label, such as 'TCGA-03'"),
+        (
+            LABELLED.assign(patient=[*PATIENTS[:-2], "", "NA"]),
+            IN_TABLE | {"group": "patient"},
+            r"2 samples have no 'patient': fill it in, or leave them out",
+        ),
         (-FRAME, BESIDE | {"log2": True}, r"negative"),
         (LABELLED.assign(kind=["one", *["two"] * 59]), IN_TABLE, r"only one sample of the class"),
         (LABELLED.assign(kind="one"), IN_TABLE, r"all samples have the class 'one'"),
