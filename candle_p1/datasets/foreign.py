@@ -50,8 +50,6 @@ SUMMARY = re.compile(r"N_(unmapped|multimapping|noFeature|ambiguous)|__\w+")
 """The rows of STAR's and HTSeq's counts that are no genes."""
 SAMPLE_COLUMNS = ("id", "sample", "sample_id", "case", "case_id", "patient", "patient_id", "age")
 """Columns of numbers that describe samples."""
-MIN_LEAK = 10
-"""Of fewer samples, a feature may tell the classes apart by chance."""
 MAX_EXAMPLES = 3
 
 Names: TypeAlias = "Sequence[str] | pd.Index[Any]"
@@ -355,11 +353,7 @@ class _Reading:
         return pd.DataFrame(cells, names)[~is_again].reindex(ids, fill_value="")
 
     def labelled(self, samples: Cohort) -> Cohort:
-        """Returns the samples that have a label.
-
-        Raises:
-            DataError: A feature is the label in disguise, constant in each class but apart.
-        """
+        """Returns the samples that have a label."""
         if "label" not in samples.about:
             return samples
         is_there = samples.about["label"] != ""
@@ -371,12 +365,6 @@ class _Reading:
                 raise self.error(f"{problem} --unlabelled drop")
             self.notes.append(f"{some} have no label and are left out")
             samples = samples.take(is_there)
-        of_classes = samples.frame.groupby(samples.about["label"])
-        low, high = of_classes.min(), of_classes.max()
-        is_leak = (low == high).all() & (low != low.iloc[0]).any()
-        if is_leak.any() and len(samples.frame) >= MIN_LEAK:
-            names = examples(is_leak.index[is_leak])
-            raise self.error(f"{names} tells the class of every sample: --drop it")
         return samples
 
     def checked(self, samples: Cohort) -> Cohort:

@@ -35,6 +35,8 @@ from candle_p1.datasets.registry import Progress, locked, partial_path, storing
 from candle_p1.errors import DataError, ParameterError
 from candle_p1.files import content_sha256, write_atomically
 
+MIN_LEAK, MIN_LEAK_OF_CLASS = 10, 3
+"""Of fewer samples, a feature may tell the classes apart by chance."""
 UNKNOWN = "unknown"
 """The class of samples without labels, where the benchmark needs none."""
 ROWS_PER_BLOCK = 16
@@ -119,6 +121,7 @@ def understand_samples(
     if options.labels is not None and (options.label or options.group) is None:
         raise ParameterError("--labels needs --label COLUMN or --group COLUMN")
     train = _with_label(read_cohort(table, options))
+    _refuse_leak(train)
     notes = [*train.notes]
     if test_table is None:
         train, test = _split(train, options)
@@ -182,6 +185,16 @@ def _with_label(samples: Cohort) -> Cohort:
     if "label" in samples.about:
         return samples
     return replace(samples, about=samples.about.assign(label=UNKNOWN))
+
+
+def _refuse_leak(samples: Cohort) -> None:
+    """Raises DataError if a feature is the class in disguise: constant in each, but apart."""
+    of_classes = samples.frame.groupby(samples.about["label"])
+    low, high, num = of_classes.min(), of_classes.max(), of_classes.size()
+    is_leak = (low == high).all() & (low != low.iloc[0]).any()
+    if is_leak.any() and num.sum() >= MIN_LEAK and num.min() >= MIN_LEAK_OF_CLASS:
+        names = examples(is_leak.index[is_leak])
+        raise DataError(f"{names} tells the class of every sample: --drop it", samples.path)
 
 
 def _as_number(name: str) -> tuple[float, str]:
