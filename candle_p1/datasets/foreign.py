@@ -375,7 +375,9 @@ class _Reading:
             self.refuse(values < 0, "are negative, so that log2(x + 1) makes no sense")
             samples = replace(samples, frame=(values + 1).transform(np.log2))
         if self.options.missing == "error":
-            self.refuse(values.isna(), "are missing (--missing zero or mean fills them in)")
+            self.refuse(values.isna(), "are missing (--missing fills them in)")
+        if self.options.missing == "zero" and (num := int(values.isna().to_numpy().sum())):
+            self.notes.append(f"{num:,} missing values are taken as 0")
         return samples
 
     def refuse(self, is_bad: pd.DataFrame, what: str) -> None:

@@ -131,9 +131,8 @@ def understand_samples(
     fill = partial(_filled, how=options.missing, means=train.frame.mean(), path=table)
     values = {"train": fill(train.frame), "test": fill(test.frame)}
     num_filled = sum(int(side.frame.isna().to_numpy().sum()) for side in (train, test))
-    notes += [f"{num_filled:,} missing values are filled in by {options.missing}"] * (
-        num_filled > 0
-    )
+    if num_filled and options.missing == "mean":
+        notes.append(f"{num_filled:,} missing values are filled in by mean")
     labels = {"train": train.about["label"], "test": test.about["label"]}
     # Where files name the classes, the benchmark numbers them in the order of their names.
     classes = sorted(labels["train"].unique(), key=None if layout.header else _as_number)

@@ -152,6 +152,14 @@ def test_values_are_changed_as_asked(imported, frame, options, expected):
     np.testing.assert_allclose(found.parts["train"].values, expected[order], rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("missing", "note"), [("zero", "are taken as 0"), ("mean", "are filled in by mean")]
+)
+def test_what_is_filled_in_is_told_once(imported, missing, note):
+    notes = imported(GAPS.to_csv, benchmark="p1b1", missing=missing).notes
+    assert [each for each in notes if "missing" in each] == [f"20 missing values {note}"]
+
+
 def test_missing_values_are_filled_in_by_the_means_of_the_training_samples(imported):
     found = imported(GAPS.to_csv, benchmark="p1b1", missing="mean")
     order = [IDS.index(each) for each in ids(found)]
@@ -174,7 +182,11 @@ def cell(row, column, value):
         (ACROSS, BESIDE, r"ENSG.*--transpose True"),
         (ACROSS, {"label": "kind", "transpose": True}, r"--labels FILE"),
         (FRAME.iloc[:, :2].set_axis(["x", "x"], axis=1), BESIDE, r"'x': pass --duplicates mean"),
-        (GAPS, BESIDE, r"20 values are missing \(--missing.*'ENSG00000000000' of .* 'TCGA-00'"),
+        (
+            GAPS,
+            BESIDE,
+            r"20 values are missing \(--missing fills.*'ENSG00000000000' of .* 'TCGA-00'",
+        ),
         (LABELLED.set_axis([IDS[0], *IDS[:-1]]), IN_TABLE, r"called 'TCGA-00'"),
         (cell(3, 20, None), IN_TABLE, r"1 of 60 samples have no label, such as 'TCGA-03'"),
         (
