@@ -378,6 +378,8 @@ def _start(
     comm = run.comm
     with run.phases.region("devices"):
         device = set_up_device(params, comm, engine)
+        if device.programs:
+            device.programs.restart()
     if params["verbose"]:
         run.screen.say(params.to_text())
     for warning in (*params.warnings, *params.idle(comm.size), *device.warnings):

@@ -11,8 +11,10 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import stat
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,10 @@ class Programs:
             "num_kept": self.num_kept,
             "seconds": self.seconds,
         }
+
+    def restart(self) -> None:
+        """Counts from zero: a process that trains several times keeps its device."""
+        self.num_loaded, self.num_kept, self.seconds = 0, 0, 0.0
 
     def count(self) -> None:
         """Counts from now on, by JAX's own events."""
@@ -121,7 +127,9 @@ def keep_programs(
     jax.config.update("jax_compilation_cache_dir", str(directory))
     # With a limit, JAX locks the directory for reading, too.
     jax.config.update("jax_compilation_cache_max_size", -1 if comm.rank else LIMIT_BYTES)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_S)
+    # Ranks that share a GPU are not joined, and JAX takes each for the one that writes.
+    least_s = inf if comm.rank else MIN_COMPILE_S
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", least_s)
     return programs
 
 
@@ -132,6 +140,9 @@ def _prepare(directory: Path, *, writes: bool) -> None:
     part of a program.
     """
     directory.mkdir(parents=True, mode=0o700, exist_ok=True)
+    found = directory.stat()
+    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError("others than this user own the directory, or can write into it")
     if not writes:
         return
     with filelock.FileLock(directory / ".lockfile", timeout=LOCK_S):

@@ -60,8 +60,7 @@ def epoch_logs(directory: Path, *, is_continued: bool = False) -> Any:
                 else:
                     path.unlink()
 
-        def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
-            """Does nothing."""
+        on_train_batch_begin = keras.callbacks.Callback.on_train_batch_begin
 
     logs = EpochLogs(str(directory), write_graph=False, update_freq="epoch", profile_batch=0)
     if not is_continued:

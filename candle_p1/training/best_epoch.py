@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf, isnan, nan
 from typing import Any
 
 import keras
@@ -41,7 +42,8 @@ class BestEpoch(keras.callbacks.EarlyStopping):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Keeps the weights if the epoch is the best so far, else maybe ends training."""
-        super().on_epoch_end(epoch, logs)
+        value = (logs or {}).get("val_loss", nan)
+        super().on_epoch_end(epoch, {"val_loss": inf if isnan(value) else value})
         if self.number == epoch + 1:
             self.weights = self.model.get_weights()
 

@@ -122,6 +122,11 @@ class _Loop:
         begins, ends = "on_train_batch_begin on_batch_begin", "on_train_batch_end on_batch_end"
         self._at_step_begin = [each for each in self._callbacks if _overrides(each, begins)]
         self._at_step_end = [each for each in self._callbacks if _overrides(each, ends)]
+        # Rank 0 has more callbacks than others, but blocks are the same on all ranks.
+        self._one_by_one = run.comm.any(
+            bool(self._at_step_end)
+            or any(not hasattr(each, "steps_until_seen") for each in self._at_step_begin)
+        )
         self._pace = Pace(run.comm)
         self._placement = self._place_samples()
         self._states = CallbackStates([*self._callbacks, training.models, training.log])
@@ -258,11 +263,10 @@ class _Loop:
     def _most_steps(self, step: int, steps: Steps) -> int:
         """Returns how many steps may be one block, from this one of an epoch on."""
         most = steps.most(step)
-        if self._at_step_end:
+        if self._one_by_one:
             return 1
         for callback in self._at_step_begin:
-            until_seen = getattr(callback, "steps_until_seen", lambda step: 1)
-            most = min(most, until_seen(step))
+            most = min(most, callback.steps_until_seen(step))
         return min(most, self._saver.most_steps()) if self._saver else most
 
     def _place_samples(self) -> device_data.Placement:
@@ -276,6 +280,7 @@ class _Loop:
             placement = device_data.place(
                 [data.train, data.validation],
                 limit if limit_mb is None else limit_mb << 20,
+                run.comm.any,
                 lambda before, total, num: show("the samples", before + num, total),
             )
         if placement.reason:

@@ -42,7 +42,10 @@ from candle_p1.training.lifecycle import Run
 BEST_METRIC = "val_loss"
 """As in CANDLE, whose ModelCheckpoint has Keras's default."""
 LAYERS = ModelFile(LAYERS_NAME, "begin")
-SPLIT = ("val_split", "shuffle", "rng_seed", "train_samples", "val_samples")
+SPLIT = (
+    *("val_split", "shuffle", "rng_seed", "train_samples", "val_samples"),
+    *("folds", "fold", "group_data", "val_data"),
+)
 """The parameters that decide which samples are for what, as far as a benchmark has them."""
 
 

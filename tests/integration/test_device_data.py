@@ -31,7 +31,11 @@ def test_every_benchmark_trains_as_with_streamed_batches(train_all, num_ranks):
     ways = {"placed": "", "streamed": "--device_data_mb 0"}
     flags = f"{STEPS} --check_replicas False --engine jax"
     runs = {f"{n}-{way}": f"{r} {flags} {f}" for n, r in RUNS.items() for way, f in ways.items()}
+    # Rank 0 alone traces; blocks are the same on all ranks nevertheless.
+    runs["nt3-traced"] = f"{RUNS['nt3']} {flags} --step_trace True"
     directory = train_all(num_ranks, runs, limit_s=900)
+    traced = read_record(directory / "nt3-traced/run.json")["training"]
+    assert traced["device_data"]["largest_block"] == 1
     for name in RUNS:
         placed, streamed = (directory / f"{name}-{way}" for way in ways)
         facts = [

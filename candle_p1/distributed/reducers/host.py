@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from candle_p1.distributed.comm import Communicator
+from candle_p1.distributed.mpi_library import check_thread_level
 from candle_p1.distributed.reducers.reducer import Reducer
 from candle_p1.errors import SetupError
 from candle_p1.instrument.collectives import note_collective
@@ -39,6 +40,7 @@ class HostReducer(Reducer):
             raise SetupError(
                 "--share_gpus is for ranks of one node, without --compression"
             ).on_all_ranks()
+        check_thread_level(comm)
         self._apart = comm.split_nodes(0).local
 
     @property

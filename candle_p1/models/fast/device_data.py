@@ -62,20 +62,25 @@ def limit_bytes(local_size: int) -> int:
     """
     import jax
 
-    stats = jax.local_devices()[0].memory_stats()
-    if stats is None:  # of CPUs
+    device = jax.local_devices()[0]
+    if device.platform == "cpu":
         return memory_limit_bytes() // (CPU_SHARE * local_size)
-    return int(stats["bytes_limit"] - stats["bytes_in_use"]) // GPU_SHARE
+    stats = device.memory_stats() or {}  # some of JAX's allocators know no limit
+    return int(stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)) // GPU_SHARE
 
 
 def place(
-    sets: Sequence[Samples], limit: int, show: Show = lambda before, total, num: None
+    sets: Sequence[Samples],
+    limit: int,
+    any_rank: Callable[[bool], bool] = bool,
+    show: Show = lambda before, total, num: None,
 ) -> Placement:
-    """Puts sets of samples on this rank's device, if all of them can be there.
+    """Puts sets of samples on each rank's device, if all of them can be there on all ranks.
 
     Args:
         sets: The samples, which must not change any more.
-        limit: How many bytes may be copied.
+        limit: How many bytes may be copied; 0 keeps all samples on the host.
+        any_rank: Returns whether something holds on any rank; collective.
         show: Shows the progress of copying large arrays.
     """
     import jax
@@ -90,11 +95,11 @@ def place(
     sizes = {key: each.size * _dtype(each).itemsize for key, each in arrays.items()}
     in_place_bytes = sum(sizes[key] for key in in_place)
     total = sum(sizes.values()) - in_place_bytes
-    if total > limit:
+    if any_rank(total > limit or not limit):
         return Placement(
             None,
-            reason=f"the samples take {total / 2**20:,.0f} MiB on the device, and"
-            f" {limit / 2**20:,.0f} MiB may be used",
+            reason=f"the samples take {total / 2**20:,.0f} MiB on the device of this rank, where"
+            f" {limit / 2**20:,.0f} MiB may be used, or too much on that of another",
         )
     # Not committed to the device by name, because the model's variables are not: JAX would compile
     # a step again when it meets both kinds.

@@ -113,7 +113,7 @@ def _multiply(inputs: Any, kernel: Any) -> Any:
 
 def _multiply_backward(kept: Any, upstream: Any) -> tuple[Any, Any]:
     inputs, kernel = kept
-    wide = jnp.float32 if kernel.dtype == jnp.bfloat16 else kernel.dtype
+    wide = jnp.promote_types(kernel.dtype, jnp.float32)
     outer = sum(
         sample[:, None].astype(wide) * each[None].astype(wide)
         for sample, each in zip(inputs, upstream, strict=True)

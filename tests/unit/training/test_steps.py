@@ -120,7 +120,7 @@ def test_each_array_is_placed_once_in_chunks_and_within_the_limit(monkeypatch):
     one, two = Samples(x, labels), Samples(Selected(wide, np.array([4, 2])), labels[:2])
     shown = []
     placement = device_data.place(
-        [one, two], ALL, lambda *progress: shown.append(sum(progress[::2]))
+        [one, two], ALL, show=lambda *progress: shown.append(sum(progress[::2]))
     )
     num_bytes = wide.nbytes + 4 * (20 + 2 + 2)
     assert placement.copied_bytes + placement.in_place_bytes == num_bytes
@@ -135,9 +135,10 @@ def test_each_array_is_placed_once_in_chunks_and_within_the_limit(monkeypatch):
             jax.tree.leaves(data.take(data.arrays, which)), expected, strict=True
         ):
             np.testing.assert_array_equal(found, other)
-    refused = device_data.place([one, two], placement.copied_bytes - 1)
-    assert refused.data is None
-    assert "may be used" in refused.reason
+    elsewhere = device_data.place([one, two], ALL, lambda here: True)
+    for refused in (elsewhere, device_data.place([one, two], placement.copied_bytes - 1)):
+        assert refused.data is None
+        assert "may be used" in refused.reason
 
 
 def test_aligned_arrays_are_read_in_place():
@@ -145,7 +146,8 @@ def test_aligned_arrays_are_read_in_place():
     first = -memory.ctypes.data % 64 // 4
     matrix = memory[first : first + 1024].reshape(32, 32)
     columns = matrix[:, 1:, np.newaxis]
-    placement = device_data.place([Samples(columns, columns)], 0)
+    assert device_data.place([Samples(columns, columns)], 0).data is None
+    placement = device_data.place([Samples(columns, columns)], 1)
     assert (placement.copied_bytes, placement.in_place_bytes) == (0, 4096)
     (array,) = jax.tree.leaves(placement.data[0].arrays)
     assert array.unsafe_buffer_pointer() == matrix.ctypes.data
