@@ -90,7 +90,12 @@ def _fit_std(matrices: Sequence[Matrix]) -> tuple[Matrix, Matrix]:
         mean += rows.sum(axis=0, dtype=np.float64) / num_rows
     for rows in _blocks(matrices):
         squares += ((rows - mean) ** 2).sum(axis=0)
-    return mean.astype(np.float32), np.sqrt(squares / num_rows).astype(np.float32)
+    variance = squares / num_rows
+    epsilon = np.finfo(np.float64).eps
+    # As in scikit-learn: what rounding alone makes of a constant column is not its deviation.
+    rounding = num_rows * epsilon * variance + (num_rows * mean * epsilon) ** 2
+    variance[variance <= rounding] = 0
+    return mean.astype(np.float32), np.sqrt(variance).astype(np.float32)
 
 
 _FITS = {"maxabs": _fit_maxabs, "minmax": _fit_minmax, "std": _fit_std}

@@ -35,6 +35,15 @@ def test_a_view_is_scaled_in_place_and_other_columns_are_kept():
     np.testing.assert_array_equal(rows, np.array([[1, 1, -0.5], [0, 0.5, 1]], np.float32))
 
 
+@pytest.mark.parametrize("scaling", SCALERS)
+@pytest.mark.parametrize("value", [0, 3, 0.1, -1e6])
+def test_constant_columns_are_not_divided(scaling, value):
+    rows = np.full((1000, 1), value, np.float32)
+    expected = SCALERS[scaling].fit(rows.astype(np.float64)).scale_
+    _, scale = scale_features(scaling, rows)
+    np.testing.assert_allclose(scale, expected, rtol=1e-6)
+
+
 def test_none_changes_nothing_and_an_unknown_scaling_is_an_error():
     rows = np.ones((2, 2), np.float32)
     scale_features("none", rows)
