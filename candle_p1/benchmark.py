@@ -329,15 +329,21 @@ class Benchmark(ABC):
         return rows
 
     def read_new(
-        self, path: Path, reader: Callable[[], Reader], params: ParameterSet, inputs: Inputs
-    ) -> Iterator[NewRows] | None:
-        """Returns new samples in a table that is not one of features; None: it is.
+        self,
+        path: Path,
+        reader: Callable[[], Reader],
+        params: ParameterSet,
+        inputs: Inputs,
+        note: Callable[[str], None],
+    ) -> Callable[[], Iterator[NewRows]] | None:
+        """Returns what reads new samples in a table that is not one of features; None: it is.
 
         Args:
             path: The table.
             reader: Returns what reads the files of the run again.
             params: The parameters of the run.
             inputs: What the inputs went through.
+            note: Tells the user something of the table, a clause.
         """
         return None
 

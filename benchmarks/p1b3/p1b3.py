@@ -8,6 +8,7 @@ strategy that the paper found best.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,7 +43,7 @@ from p1b3_inputs import (
 )
 from p1b3_keras2 import network as keras2_network
 from p1b3_merge import MergedRows
-from p1b3_new import new_responses
+from p1b3_new import check_responses, new_responses
 from p1b3_split import Responses, choose, split
 from p1b3_synthetic import NUM_COLUMNS, NUM_SELECTED, P1b3Recipe
 from p1b3_tables import LAYOUTS, LINE_TABLE, LISTS, RESPONSE, Features, JoinedRows, read_reserved
@@ -306,10 +307,16 @@ class P1b3(Benchmark):
         )
 
     def read_new(
-        self, path: Path, reader: Callable[[], Reader], params: ParameterSet, inputs: Inputs
-    ) -> Iterator[NewRows]:
-        """Returns responses to predict: NSC, CELLNAME, LOG_CONCENTRATION and maybe GROWTH."""
-        return new_responses(path, reader, params, inputs, PERCENT)
+        self,
+        path: Path,
+        reader: Callable[[], Reader],
+        params: ParameterSet,
+        inputs: Inputs,
+        note: Callable[[str], None],
+    ) -> Callable[[], Iterator[NewRows]]:
+        """Returns what reads responses: NSC, CELLNAME, LOG_CONCENTRATION and maybe GROWTH."""
+        check_responses(path, self.importable.quantities, params, note)
+        return partial(new_responses, path, reader, params, inputs, PERCENT)
 
     def other_samples(self, data: DataSet) -> dict[str, Samples]:
         """Returns the samples as CANDLE builds them."""

@@ -14,9 +14,12 @@ from p1b3_inputs import features_again
 from p1b3_tables import RESPONSE, Features, JoinedRows, join_features
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
+    from candle_p1.data.directory import Quantity
     from candle_p1.data.inputs import Inputs
     from candle_p1.data.reader import Reader
     from candle_p1.parameters.parameter_set import ParameterSet
@@ -24,6 +27,43 @@ if TYPE_CHECKING:
 ROWS_PER_BLOCK = 256
 MAX_EXAMPLES = 3
 CONCENTRATION, GROWTH = "LOG_CONCENTRATION", "GROWTH"
+
+
+def check_responses(
+    path: Path,
+    quantities: Mapping[str, Quantity],
+    params: ParameterSet,
+    note: Callable[[str], None],
+) -> None:
+    """Checks that the numbers in a table mean what they should.
+
+    Raises:
+        DataError: They do not, a concentration is missing, or the table cannot be read.
+    """
+    low, high = params["min_logconc"], params["max_logconc"]
+    spans: dict[str, NDArray[np.float32]] = {}
+    num_rows = num_outside = 0
+    for table in read_blocks(path, RESPONSE):
+        column = dict(zip(table.columns, table.values.T, strict=True))
+        if CONCENTRATION not in column:
+            raise DataError(f"the header has no column {CONCENTRATION!r}", path, 1)
+        if np.isnan(column[CONCENTRATION]).any():
+            raise DataError(f"a {CONCENTRATION} is missing", path)
+        num_rows += len(table)
+        num_outside += int(((column[CONCENTRATION] < low) | (column[CONCENTRATION] > high)).sum())
+        for name in quantities.keys() & column.keys():
+            known = np.append(spans.get(name, ()), column[name][~np.isnan(column[name])])
+            if len(known):
+                spans[name] = np.array([known.min(), known.max()])
+    for name, span in spans.items():
+        if not quantities[name].is_plausible(span):
+            problem = f"{name}, from {span[0]:g} to {span[1]:g}, does not seem to be"
+            raise DataError(f"{problem} {quantities[name].meaning}: convert it", path)
+    if num_outside:
+        note(
+            f"{num_outside:,} of {num_rows:,} concentrations are not in the range from {low:g} to"
+            f" {high:g} that the network was trained on: their predictions may be far off"
+        )
 
 
 def new_responses(
@@ -36,7 +76,7 @@ def new_responses(
     """Yields the responses in a table, some at a time.
 
     Args:
-        path: The table: NSC, CELLNAME, LOG_CONCENTRATION and maybe GROWTH.
+        path: The table, after `check_responses`: NSC, CELLNAME, LOG_CONCENTRATION and maybe GROWTH.
         reader: Returns what reads the tables of features of the run.
         params: The parameters of the run.
         inputs: What the inputs went through.
@@ -48,21 +88,17 @@ def new_responses(
     tables: tuple[list[Features], list[Features]] | None = None
     for table in read_blocks(path, RESPONSE):
         column = dict(zip(table.columns, table.values.T, strict=True))
-        if CONCENTRATION not in column:
-            raise DataError(f"the header has no column {CONCENTRATION!r}", path, 1)
-        if np.isnan(column[CONCENTRATION]).any():
-            raise DataError(f"a {CONCENTRATION} is missing", path)
         if tables is None:
             read = partial(Features.read, reader())
             tables = features_again(read, params, inputs.features or [])
         line, drug = table.text["CELLNAME"], table.text["NSC"]
-        for texts, features, what in zip(
-            (line, drug), tables, ("cell lines", "drugs"), strict=True
-        ):
-            _check_known(texts.names, features, what, path)
+        known = {name for features in tables[0] for name in features.names}
+        spelled = [name if name in known else name.replace(".", ":") for name in line.names]
         lines, drugs = (
-            join_features(each, texts.names)
-            for each, texts in zip(tables, (line, drug), strict=True)
+            _join_known(names, features, what, path)
+            for names, features, what in zip(
+                (spelled, drug.names), tables, ("cell lines", "drugs"), strict=True
+            )
         )
         rows = JoinedRows(column[CONCENTRATION], line.codes, drug.codes, lines, drugs)
         for start in range(0, len(rows), ROWS_PER_BLOCK):
@@ -80,7 +116,9 @@ def new_responses(
             yield NewRows(x, shown, y)
 
 
-def _check_known(names: Sequence[str], features: Sequence[Features], what: str, path: Path) -> None:
+def _join_known(
+    names: Sequence[str], features: list[Features], what: str, path: Path
+) -> NDArray[np.float32]:
     for each in features:
         unknown = sorted({*names}.difference(each.names))
         if unknown:
@@ -90,3 +128,4 @@ def _check_known(names: Sequence[str], features: Sequence[Features], what: str, 
                 + ", …" * (len(unknown) > MAX_EXAMPLES),
                 path,
             )
+    return join_features(features, names)

@@ -167,8 +167,8 @@ _TABLE_OPTIONS = (
     click.option(
         "--log2",
         type=bool,
-        default=False,
-        help="Whether to take log2(x + 1), for P1B3 of cell lines.",
+        help="Whether to take log2(x + 1), for P1B3 of cell lines; by default not, or, of new"
+        " samples, as the import did.",
     ),
     number_option(
         "--header_rows", "header_rows", "How many rows name the columns; by default as seen."

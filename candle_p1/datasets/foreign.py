@@ -71,7 +71,7 @@ class SampleOptions:
         duplicates: What to do with features of the same name: "error", "mean" or "first".
         missing: What to do with missing values: "error"; otherwise they are left as NaN.
         unlabelled: What to do with samples without a label: "error" or "drop".
-        log2: Whether to take log2(x + 1).
+        log2: Whether to take log2(x + 1); None: no, or, of new samples, as the import did.
     """
 
     transpose: bool | None = None
@@ -87,7 +87,7 @@ class SampleOptions:
     duplicates: str = "error"
     missing: str | None = "error"
     unlabelled: str = "error"
-    log2: bool = False
+    log2: bool | None = None
 
     @property
     def asked(self) -> dict[str, str]:

@@ -6,28 +6,31 @@ A table in the format of the benchmark's own files is read some rows at a time. 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from candle_p1.benchmark import NewRows
 from candle_p1.data.blocks import read_blocks, read_head
 from candle_p1.data.inputs import Inputs
 from candle_p1.data.reader import FileSet, Reader, file_sha256
 from candle_p1.data.table import CsvLayout, Table
-from candle_p1.datasets.foreign import SampleOptions, read_cohort
+from candle_p1.datasets.foreign import ENSEMBL, SampleOptions, read_cohort
 from candle_p1.errors import DataError
 from candle_p1.inference.trained import TrainedRun
 
 Matrix = NDArray[np.float32]
 ROWS_PER_BLOCK = 256
 MAX_EXAMPLES = 3
-VERSION = re.compile(r"(ENS[A-Z]{0,4}G\d{6,})\.\d+(_\w+)?")
-"""Ensembl's identifier of a gene with its version, which `data import` removes."""
+LOG2_TAKEN = "log2(x + 1) is taken, as by the import (--log2 False: the table has logarithms)"
+LOG2_NOT_TAKEN = (
+    "values are taken as they are, as in a file of the import (--log2 True: they are no logarithms)"
+)
 
 
 @dataclass(frozen=True)
@@ -80,26 +83,46 @@ def read_samples(
     Raises:
         DataError: It cannot be read, or features are missing.
     """
-    read, params, inputs = trained.benchmark.read_new, trained.params, trained.inputs
-    if read(path, lambda: reader_of(trained), params, inputs) is not None:
-
-        def by_benchmark() -> Iterator[Block]:
-            for each in read(path, lambda: reader_of(trained), params, inputs) or ():
-                yield Block(each.x, each.columns, y=each.y)
-
-        return NewSamples(path, by_benchmark)
-    options = options or SampleOptions()
+    options, inputs = options or SampleOptions(), trained.inputs
+    notes: list[str] = []
+    rows = trained.benchmark.read_new(
+        path, lambda: reader_of(trained), trained.params, inputs, notes.append
+    )
+    if rows is not None:
+        if replace(options, group=None) != SampleOptions():
+            problem = (
+                "options of tables of features, such as --label or --missing, are not for this"
+                " table: leave them out"
+            )
+            raise DataError(problem, path)
+        return NewSamples(path, partial(_by_benchmark, rows, options.group, path), notes)
     layout = trained.benchmark.layouts.get("test")
-    if layout and options == SampleOptions() and _is_own(path, layout):
-        return _read_own(trained, path, layout)
+    if layout and _is_own(path, layout):
+        if replace(options, log2=None) == SampleOptions() and not options.log2:
+            return _read_own(trained, path, layout)
+        if not layout.header and options.header_rows is None:
+            problem = (
+                "options such as --label or --missing are not for files in the benchmark's own"
+                " format, whose rows are all samples: leave them out, or add a row of names"
+            )
+            raise DataError(problem, path)
+        if inputs.log2 and options.log2 is None:
+            problem = (
+                "it may be a file of the import, which has taken log2(x + 1): pass --log2 False if"
+                " so, else --log2 True"
+            )
+            raise DataError(problem, path)
     if inputs.features is None:
         problem = (
             "the run does not know the names of its features, so that columns cannot be found by"
             " name: give a file in the benchmark's own format"
         )
         raise DataError(problem, path)
-    cohort = read_cohort(path, replace(options, log2=options.log2 or inputs.log2))
+    log2 = inputs.log2 if options.log2 is None else options.log2
+    cohort = read_cohort(path, replace(options, log2=log2))
     columns, notes = place_features(inputs.features, cohort.features, path)
+    if inputs.log2:
+        notes.append(LOG2_TAKEN if log2 else LOG2_NOT_TAKEN)
     groups = [*cohort.about["group"]] if "group" in cohort.about else None
 
     def blocks() -> Iterator[Block]:
@@ -112,6 +135,19 @@ def read_samples(
             yield replace(block, groups=groups and groups[rows])
 
     return NewSamples(path, blocks, [*cohort.notes, *notes])
+
+
+def _by_benchmark(
+    rows: Callable[[], Iterator[NewRows]], group: str | None, path: Path
+) -> Iterator[Block]:
+    for each in rows():
+        groups = None
+        if group is not None:
+            if group not in each.columns:
+                there = ", ".join(each.columns)
+                raise DataError(f"--group {group}: choose one of the columns {there}", path)
+            groups = [*map(str, each.columns[group])]
+        yield Block(each.x, each.columns, y=each.y, groups=groups)
 
 
 def reader_of(trained: TrainedRun) -> Reader:
@@ -166,7 +202,7 @@ def place_features(
 
 
 def _bare(name: str) -> str:
-    return VERSION.sub(r"\1", name)
+    return ENSEMBL.sub(r"\1\3", name)
 
 
 def _examples(names: Sequence[str]) -> str:
@@ -204,6 +240,7 @@ def _read_own(trained: TrainedRun, path: Path, layout: CsvLayout) -> NewSamples:
     elif head.num_columns - (layout.label_column is not None) != num_features:
         problem = f"it has {head.num_columns:,} columns, not {num_features + 1:,}: label, features"
         raise DataError(problem, path)
+    notes += [LOG2_NOT_TAKEN] * inputs.log2
 
     def blocks() -> Iterator[Block]:
         first = 1
