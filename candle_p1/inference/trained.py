@@ -14,6 +14,7 @@ from candle_p1.distributed import devices
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.distributed.engine import make_engine
 from candle_p1.errors import CheckpointError, DataError, ParameterError
+from candle_p1.files import content_sha256
 from candle_p1.models.saving import FINAL_NAME, LAYERS_NAME, load, network_of
 from candle_p1.parameters.parameter_set import ParameterSet
 from candle_p1.records.record import RECORD_NAME, read_so_far
@@ -76,14 +77,20 @@ def open_run(
         )
     values = {name: each.value for name, each in record.parameters.items()}
     params = found.declaration.bind(values)
-    named = params["save_path"]
-    results = Path(named).expanduser().absolute() if named else run_dir
+    described = record.data.inputs if record.data else None
+    results = run_dir
+    if params["save_path"]:
+        kept_at = described and described.path
+        results = Path(kept_at).parent if kept_at else Path(params["save_path"]).expanduser()
     if checkpoint is None and not (results / FINAL_NAME).exists():
         raise DataError(
             f"there is no {FINAL_NAME}: train with --save_model True, or, if there are checkpoints,"
             " choose one with --checkpoint best or latest",
             results,
         )
+    if checkpoint is None:
+        _check_file(results / FINAL_NAME, record.model.file_sha256 if record.model else None)
+    _check_file(results / INPUTS_NAME, described.sha256 if described else None)
     inputs = Inputs.read(results / INPUTS_NAME)
     if inputs.benchmark != record.benchmark:
         problem = f"it is of {inputs.benchmark}, but the run of {record.benchmark}"
@@ -99,8 +106,25 @@ def open_run(
         kept = _find_checkpoint(checkpoint_root(params, run_dir), checkpoint)
         _check_run(kept, found.name, params)
         weights = kept.directory
+        _check_file(results / LAYERS_NAME)
         model = _rebuilt(results / LAYERS_NAME, kept)
     return TrainedRun(found, params, record, model, inputs, weights, device)
+
+
+def _check_file(path: Path, sha256: str | None = None) -> None:
+    """Raises DataError if a file is missing, or not the one with this digest, if that is known."""
+    if not path.exists():
+        problem = (
+            "it is missing: the run was made by an earlier version, or its benchmark does not say"
+            " what its inputs go through (DataSet.preparation): train again with --save_model True"
+        )
+        raise DataError(problem, path)
+    if sha256 not in (None, content_sha256(path)):
+        problem = (
+            "it has changed since this run, as if another one was saved here: train again, with a"
+            " --save_path of its own"
+        )
+        raise DataError(problem, path)
 
 
 def _find_checkpoint(directory: Path, which: Which) -> Checkpoint:

@@ -144,6 +144,10 @@ class ModelInputs(Section):
     """The SHA-256 of the names of the features, one on each line; absent if they have none."""
     classes: list[str] | None = None
     """The names of the classes, in the order of the outputs."""
+    path: str | None = None
+    """Where inputs.json is; absent if the run has not kept its weights."""
+    sha256: str | None = None
+    """Its SHA-256."""
 
 
 class TrainingData(Section):
@@ -221,6 +225,8 @@ class Network(Section):
     """"fast" if a layer or the optimizer computes by its fast implementation."""
     fast_kernels: list[str] = []
     """The classes that do so."""
+    file_sha256: str | None = None
+    """The SHA-256 of model.keras; absent if it was not saved."""
 
 
 class Averaging(Section):

@@ -8,6 +8,7 @@ and in the record, but does not end the run; what an earlier epoch or run has wr
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from candle_p1.data.inputs import INPUTS_NAME, Inputs
 from candle_p1.data.samples import DataSet, Samples, Several
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import ParameterError
-from candle_p1.files import write_atomically
+from candle_p1.files import content_sha256, write_atomically
 from candle_p1.models.evaluation import mean_target
 from candle_p1.models.saving import (
     FINAL_NAME,
@@ -54,6 +55,7 @@ class ModelFiles:
 
     Attributes:
         warnings: What could not be saved, on rank 0.
+        final_sha256: The SHA-256 of the trained model's file, on rank 0; None: it was not saved.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class ModelFiles:
         self._params = params
         self._best = Best(BEST_METRIC)
         self.warnings: list[str] = []
+        self.final_sha256: str | None = None
         self._directory, self._comm, self._screen = directory, run.comm, run.screen
 
     def check(self, model: Any, data: DataSet) -> None:
@@ -107,6 +110,15 @@ class ModelFiles:
                     " (see Keras's guide to saving), or do not save it"
                 ) from error
 
+    def describe_inputs(self, data: DataSet) -> dict[str, Any] | None:
+        """Returns what the record says of the model's inputs, and of their file if there is one."""
+        if self._inputs is None:
+            return data.preparation.describe() if data.preparation else None
+        return self._inputs.describe() | {
+            "path": str((self._directory / INPUTS_NAME).absolute()),
+            "sha256": hashlib.sha256(self._inputs.text().encode()).hexdigest(),
+        }
+
     def save_initial(self, model: Any) -> None:
         """Saves what is to be saved before training, on rank 0."""
         self._save_inputs()
@@ -137,6 +149,8 @@ class ModelFiles:
             path = self._directory / INPUTS_NAME
             self._screen.say(f"saved {path}: names and scaling of the model's inputs")
         for file in self._save_all("end", model):
+            if file.name == FINAL_NAME:
+                self.final_sha256 = content_sha256(self._path(file))
             self._screen.say(self._explain(file, model))
         self._comm.barrier()
 

@@ -97,6 +97,13 @@ def test_columns_are_found_by_name(own, cohort, tmp_path, execute):
     ]
 
 
+def test_files_are_found_from_any_directory(own, cohort, tmp_path):
+    record = read_record(own / "run.json")
+    record["parameters"]["save_path"]["value"] = "results"  # where the run began
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    assert open_run(tmp_path).weights == own / "model.keras"
+
+
 def test_plain_keras_takes_raw_values(own, trained, cohort, small_data, tmp_path):
     """The model for inference by itself, and the program in the docs with any other one."""
     import keras
@@ -177,12 +184,37 @@ def without_model(run, directory):
     (directory / "inputs.json").symlink_to(run / "inputs.json")
 
 
+def without_inputs(run, directory):
+    for name in ("run.json", "model.keras"):
+        (directory / name).symlink_to(run / name)
+
+
+def after_another_run(changed):
+    """Returns what prepares a directory in which another run has saved the same file, too."""
+
+    def prepare(run, directory):
+        for name in ("run.json", "model.keras", "inputs.json"):
+            content = (run / name).read_bytes() + b" " * (name == changed)
+            (directory / name).write_bytes(content)
+
+    return prepare
+
+
+def without_layers(run, directory):
+    without_model(run, directory)
+    (directory / "ckpts").symlink_to(run / "ckpts")
+
+
 @pytest.mark.parametrize(
     ("prepare", "options", "message"),
     [
         (unfinished, [], "has not finished.*--checkpoint"),
         (without_model, [], "no model.keras.*--save_model"),
         (without_model, ["--checkpoint", "best"], "no best checkpoint"),
+        (without_layers, ["--checkpoint", "latest"], "model.json.*train again with --save_model"),
+        (without_inputs, [], "inputs.json.*train again with --save_model"),
+        (after_another_run("inputs.json"), [], "inputs.json.*another one .*--save_path"),
+        (after_another_run("model.keras"), [], "model.keras.*another one .*--save_path"),
         (without_model, ["--benchmark", "p1b2"], "a run of nt3, not of p1b2"),
     ],
 )
