@@ -80,13 +80,31 @@ class Evaluator:
         self._group = options.group
         files = data.files if data and data.files else {}
         self._same = [role for role, file in files.items() if file.sha256 == self._digest]
+        self._import: dict[str, Any] = {}
+        for file in [file for role, file in files.items() if role != "test"][:1]:
+            path = Path(file.path)
+            facts = imported_facts(path.parent) or {}
+            made = facts.get("files", {}).get(path.name, {}).get("sha256")
+            self._import = facts if made and file.sha256 in (None, made) else {}
 
     @property
     def warnings(self) -> list[str]:
         """What the reader must know to judge the results."""
-        trained_on = [role for role in self._same if role != "test"]
-        text = "the network was trained on samples of this file: new ones will do worse"
-        return [text] * bool(trained_on)
+        # The first of an import's sources is the table that it made the training files of.
+        source: dict[str, Any] = next(iter(self._import.get("sources", {}).values()), {})
+        trained_on = {*self._import.get("samples", {}).get("train", ())}
+        ids = [
+            name
+            for block in (self._samples.blocks() if trained_on else ())
+            for name in block.columns.get("sample", ())
+        ]
+        if num := sum(name in trained_on for name in ids):
+            text = f"{num:,} of {len(ids):,} samples were trained on"
+        elif {*self._same} - {"test"} or source.get("sha256") == self._digest:
+            text = "the network was trained on samples of this file"
+        else:
+            return []
+        return [f"{text}: new ones will do worse"]
 
     def evaluate(self) -> dict[str, Any]:
         """Returns the content of ``evaluation.json``, after writing it and the pictures.

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -144,6 +145,32 @@ def test_samples_of_an_imported_file_are_drawn_by_the_groups_of_the_import(cohor
     table.write_text("".join(reversed(table.read_text().splitlines(keepends=True))))
     content = Evaluator(trained, samples, directory / "out", Bootstrap(100)).evaluate()
     assert content["data"]["num_units"] == 12  # nobody knows the groups of other files
+
+
+def test_samples_that_an_import_gave_to_the_training_are_told(cohort):
+    benchmark, directory = find_benchmark("nt3"), cohort.parent
+    target = ImportTarget("nt3", benchmark.layouts, benchmark.published.files, benchmark.importable)
+    understood = understand_samples(target, cohort, None, ImportOptions(label="tissue"))
+    train, test = write_import(understood, directory / "own")
+    trained = run_that_trained(train, role="train")
+
+    def warnings(path, label="tissue", **changes):
+        samples = read_samples(trained, path, SampleOptions(label=label))
+        samples = dataclasses.replace(samples, **changes)
+        return Evaluator(trained, samples, directory / "out", Bootstrap()).warnings
+
+    table = pd.read_csv(cohort)
+    table.assign(code=table["tissue"] == "tumor").astype({"code": int}).iloc[:40].to_csv(
+        directory / "part.csv", index=False
+    )
+    known = table["sample"].isin(understood.facts["samples"]["train"])
+    assert warnings(directory / "part.csv") == [
+        f"{known[:40].sum()} of 40 samples were trained on: new ones will do worse"
+    ]
+    assert warnings(cohort, blocks=lambda: iter(())) == [
+        "the network was trained on samples of this file: new ones will do worse"
+    ]
+    assert warnings(test, None) == []
 
 
 def test_tables_without_classes_or_with_unknown_ones_are_refused(cohort):
