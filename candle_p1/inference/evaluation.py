@@ -280,11 +280,14 @@ class Evaluator:
         num_samples = 0
         for block in self._samples.blocks():
             groups += block.groups or ()
-            num_samples += len(block)
             if target and block.y is None:
-                raise DataError(f"it has no {target.name} to compare with", self._samples.path)
-            if target and not np.isfinite(block.y).all():
-                raise DataError(f"a {target.name} is missing", self._samples.path)
+                problem = f"it has no column {self._column(target.name)} to compare with"
+                raise DataError(problem, self._samples.path)
+            if target and not (is_there := np.isfinite(block.y)).all():
+                row = num_samples + int(is_there.reshape(len(block), -1).all(axis=1).argmin()) + 1
+                problem = f"row {row:,} of the data has no {self._column(target.name)}"
+                raise DataError(f"{problem}: leave the row out", self._samples.path)
+            num_samples += len(block)
         units = number_units(groups or self._imported_groups(), num_samples)
         num_outputs = 1 if target else len(inputs.offset)
         cutoffs = trained.params["category_cutoffs"] if target else None
@@ -325,6 +328,12 @@ class Evaluator:
         quantiles = np.quantile(errors, [0.05, 0.5, 0.95]).tolist()
         names = ("p05", "median", "p95")
         return found | {"reconstruction_error": dict(zip(names, quantiles, strict=True))}
+
+    def _column(self, name: str) -> str:
+        """Returns what the column of a target is called in the benchmark's files."""
+        importable = self._trained.benchmark.importable
+        quantities = importable.quantities if importable else ()
+        return next((each for each in quantities if each.lower() == name), name)
 
     def _metrics(
         self,

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.data.inputs import Inputs
+from candle_p1.data.inputs import Inputs, Target
 from candle_p1.datasets.foreign import SampleOptions
 from candle_p1.datasets.importing import (
     ImportOptions,
@@ -18,7 +18,7 @@ from candle_p1.datasets.importing import (
 from candle_p1.errors import DataError
 from candle_p1.files import content_sha256
 from candle_p1.inference.evaluation import Bootstrap, Evaluator, tables
-from candle_p1.inference.tables import read_samples
+from candle_p1.inference.tables import Block, NewSamples, read_samples
 
 CLASSES = ["normal", "tumor"]
 
@@ -171,6 +171,33 @@ def test_samples_that_an_import_gave_to_the_training_are_told(cohort):
         "the network was trained on samples of this file: new ones will do worse"
     ]
     assert warnings(test, None) == []
+
+
+@pytest.fixture
+def regression(cohort):
+    """A run that predicts growth, and four samples of which it is given."""
+    trained = run_that_trained(cohort, "p1b3", classes=None)
+    trained.inputs.target = Target(name="growth", unit="percent", factor=100)
+    trained.model.predict_on_batch = lambda x: x[:, :1] + 0.5
+    x = np.arange(12, dtype=np.float32).reshape(4, 3) / 10
+
+    def samples(y):
+        halves = [slice(0, 2), slice(2, 4)]
+        blocks = [Block(x[h], {"NSC": [*"ab"]}, y=y if y is None else y[h]) for h in halves]
+        return NewSamples(cohort, lambda: iter(blocks))
+
+    return trained, samples, x[:, :1]
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [(None, "no column GROWTH to compare with"), (2, "row 3 of .* no GROWTH: leave the row out")],
+)
+def test_a_row_without_growth_is_named(regression, tmp_path, row, problem):
+    trained, samples, growth = regression
+    y = None if row is None else np.where(np.arange(4)[:, np.newaxis] == row, np.nan, growth)
+    with pytest.raises(DataError, match=problem):
+        Evaluator(trained, samples(y), tmp_path, Bootstrap(100)).evaluate()
 
 
 def test_tables_without_classes_or_with_unknown_ones_are_refused(cohort):
