@@ -353,16 +353,17 @@ class Benchmark(ABC):
         """Returns what predicts: it turns what the model takes into columns of a table, by name.
 
         By default, these are the class and the probability of each or, with a target, its value.
+        It raises ParameterError for a network that returns neither.
         """
         activation = last_activation(model)
 
         def predict(x: Any) -> dict[str, Any]:
-            y = np.asarray(model.predict_on_batch(x))
+            y = model.predict_on_batch(x)
             if inputs.target:
                 return {inputs.target.column: y[:, 0] * np.float32(inputs.target.factor)}
+            p = as_probabilities(y, activation).astype(np.float32)
             names = inputs.classes or [*map(str, range(y.shape[1]))]
             chosen = np.array(names)[y.argmax(axis=1)]
-            p = as_probabilities(y, activation).astype(np.float32)
             return {"class": chosen} | {f"probability_{n}": p[:, i] for i, n in enumerate(names)}
 
         return predict

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from candle_p1 import figures
 from candle_p1.data.directory import imported_facts
-from candle_p1.errors import DataError
+from candle_p1.data.samples import join_batches
+from candle_p1.errors import DataError, ParameterError
 from candle_p1.files import content_sha256, write_atomically
 from candle_p1.inference.metrics import (
     CONFIDENCE,
@@ -111,6 +112,7 @@ class Evaluator:
 
         Raises:
             DataError: The table has no labels, or some that the network does not know.
+            ParameterError: What the network returns cannot be measured.
             OSError: The directory cannot be written to.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -155,10 +157,10 @@ class Evaluator:
             labels += block.labels
             groups += block.groups or ()
             blocks.append(outputs)
-        outputs = np.concatenate(blocks)
+        outputs = join_batches(blocks)
+        probabilities = as_probabilities(outputs, last_activation(self._trained.model))
         names = self._trained.inputs.classes or [str(i) for i in range(outputs.shape[1])]
         true = self._numbered(labels, names)
-        probabilities = as_probabilities(outputs, last_activation(self._trained.model))
         of_classes = ClassMetrics(true, outputs, probabilities)
         units = number_units(groups or self._imported_groups(), len(true))
         ones = np.ones((1, len(true)))
@@ -166,7 +168,7 @@ class Evaluator:
         draws = bootstrap(units, of_classes, options.num_draws, options.seed)
         counts = of_classes.confusion(ones)
         counts.sums = counts.sums[0].astype(np.int64)
-        constant = self._trained.inputs.mean_target
+        constant = self._constant(len(names))
         naive = {} if constant is None else counts.of_constant(int(constant.argmax())).result()
         by_chance = of_classes.ece_if_calibrated(options.num_draws, options.seed)
         metrics = self._metrics(
@@ -290,16 +292,21 @@ class Evaluator:
             num_samples += len(block)
         units = number_units(groups or self._imported_groups(), num_samples)
         num_outputs = 1 if target else len(inputs.offset)
-        cutoffs = trained.params["category_cutoffs"] if target else None
+        cutoffs = trained.params.get("category_cutoffs") if target else None
         regression = RegressionMetrics(units, num_outputs, cutoffs, options.seed)
         pairs = []
         for block, outputs in predict(trained, self._samples):
-            true = block.y if target else _profiles(block.x)
+            if (shape := getattr(outputs, "shape", None)) != (len(block), num_outputs):
+                raise ParameterError(
+                    f"the network returns {shape or 'several arrays'} for {len(block)} samples, but"
+                    " evaluate measures classes, one target (Inputs.target) or restored features"
+                )
+            true = np.reshape(block.y if target else _profiles(block.x), outputs.shape)
             regression.update(true, outputs)
             pairs += [np.hstack([true, outputs])] if target else []
         naive = {}
-        if inputs.mean_target is not None:
-            naive = regression.score.of_constant(inputs.mean_target).result()
+        if (constant := self._constant(num_outputs)) is not None:
+            naive = regression.score.of_constant(constant).result()
         draws = regression.draws(options.num_draws, options.seed)
         found = {
             "num_samples": num_samples,
@@ -328,6 +335,11 @@ class Evaluator:
         quantiles = np.quantile(errors, [0.05, 0.5, 0.95]).tolist()
         names = ("p05", "median", "p95")
         return found | {"reconstruction_error": dict(zip(names, quantiles, strict=True))}
+
+    def _constant(self, num_outputs: int) -> NDArray[np.float64] | None:
+        """Returns what the naive predictor does; None if targets were no values of outputs."""
+        mean = self._trained.inputs.mean_target
+        return mean if mean is not None and mean.size == num_outputs else None
 
     def _column(self, name: str) -> str:
         """Returns what the column of a target is called in the benchmark's files."""

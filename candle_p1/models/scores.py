@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from candle_p1.errors import ParameterError
+
 CONSTANT = 1e-12
 """Values whose variance is a smaller share of their mean square differ by rounding only."""
 LEAST_PROBABILITY = 1e-7
@@ -25,7 +27,7 @@ def last_activation(model: Any) -> str:
     return getattr(getattr(model.layers[-1], "activation", None), "__name__", "")
 
 
-def as_probabilities(outputs: NDArray[Any], activation: str) -> NDArray[np.float64]:
+def as_probabilities(outputs: Any, activation: str) -> NDArray[np.float64]:
     """Returns a model's outputs as probabilities of classes, whose sum is 1 for each sample.
 
     They are what a categorical cross-entropy takes them for: of sigmoids, the softmax of what the
@@ -34,9 +36,19 @@ def as_probabilities(outputs: NDArray[Any], activation: str) -> NDArray[np.float
     Args:
         outputs: Shape (samples, classes).
         activation: See `last_activation`.
+
+    Raises:
+        ParameterError: They are not those of at least two classes.
     """
+    shape = getattr(outputs, "shape", None)
+    if shape is None or len(shape) != 2 or shape[1] < 2:
+        raise ParameterError(
+            f"the network returns {shape or 'several arrays'}, not a value for each of 2 or more"
+            " classes: the benchmark has to name a target (Inputs.target) or, for predictions, have"
+            " a predictor of its own"
+        )
     if activation == "softmax":
-        return outputs.astype(np.float64)
+        return np.asarray(outputs, np.float64)
     values = np.maximum(outputs.astype(np.float64), 0)
     if activation == "sigmoid":
         values = np.clip(values, *SIGMOID_RANGE)

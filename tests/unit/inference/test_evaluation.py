@@ -15,7 +15,7 @@ from candle_p1.datasets.importing import (
     understand_samples,
     write_import,
 )
-from candle_p1.errors import DataError
+from candle_p1.errors import DataError, ParameterError
 from candle_p1.files import content_sha256
 from candle_p1.inference.evaluation import Bootstrap, Evaluator, tables
 from candle_p1.inference.tables import Block, NewSamples, read_samples
@@ -198,6 +198,40 @@ def test_a_row_without_growth_is_named(regression, tmp_path, row, problem):
     y = None if row is None else np.where(np.arange(4)[:, np.newaxis] == row, np.nan, growth)
     with pytest.raises(DataError, match=problem):
         Evaluator(trained, samples(y), tmp_path, Bootstrap(100)).evaluate()
+
+
+def test_a_regression_needs_no_cutoffs(regression, tmp_path):
+    trained, samples, growth = regression
+    content = Evaluator(trained, samples(growth), tmp_path, Bootstrap(100)).evaluate()
+    assert content["metrics"]["mse"]["value"] == pytest.approx(0.25)
+    assert "accuracy" not in content["metrics"]
+
+
+def test_classes_by_number_have_no_mean_that_is_naive(cohort):
+    trained = run_that_trained(cohort)
+    trained.inputs.mean_target = np.array([0.3])
+    assert "naive" not in evaluate(trained, cohort, num_draws=100)[1]["metrics"]["accuracy"]
+
+
+@pytest.mark.parametrize("name", ["nt3", "p1b1"])
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda y: y[:, :1], r"\(7, 1\)|\(60, 1\)"),
+        (lambda y: y[:, :1, np.newaxis], "1, 1"),
+        (lambda y: [y, y], "several arrays"),
+    ],
+)
+def test_outputs_that_cannot_be_understood_are_refused(cohort, name, change, what):
+    trained = run_that_trained(cohort, name, classes=CLASSES if name == "nt3" else None)
+    apply = trained.model.predict_on_batch
+    trained.model.predict_on_batch = lambda x: change(apply(x))
+    with pytest.raises(ParameterError, match=f"the network returns .*({what}).*Inputs.target"):
+        evaluate(trained, cohort, num_draws=100)
+    if name == "nt3":
+        predict = trained.benchmark.predictor(trained.model, trained.params, trained.inputs)
+        with pytest.raises(ParameterError, match=what):
+            predict(np.zeros((7, 3)))
 
 
 def test_tables_without_classes_or_with_unknown_ones_are_refused(cohort):
