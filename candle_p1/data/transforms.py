@@ -130,12 +130,20 @@ def fill_missing(matrix: Matrix) -> Matrix:
         num_present = _fill_columns(writable(matrix)[:, columns])
     counts = np.concatenate(sharers(matrix).allgather(num_present))
     keep = np.flatnonzero(counts)
-    if len(keep) == len(counts):
-        return matrix
+    return matrix if len(keep) == len(counts) else order_columns(matrix, keep)
+
+
+def order_columns(matrix: Matrix, columns: Sequence[int] | NDArray[np.int64]) -> Matrix:
+    """Returns a view of a matrix that has these of its columns, in this order; changes it in place.
+
+    Args:
+        matrix: float32, shape (rows, columns).
+        columns: The numbers of columns, each at most once.
+    """
     with _shared(matrix) as share:
         for row in writable(matrix)[share(len(matrix))]:
-            row[: len(keep)] = row[keep]
-    return matrix[:, : len(keep)]
+            row[: len(columns)] = row[columns]
+    return matrix[:, : len(columns)]
 
 
 def _fill_columns(matrix: Matrix) -> NDArray[np.int64]:

@@ -1,6 +1,7 @@
 """Tables of cases, and how P1B1 and P1B2 split them."""
 
 import re
+from itertools import chain
 
 import numpy as np
 import pandas as pd
@@ -9,6 +10,7 @@ import pytest
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.cases import Cases
 from candle_p1.data.reader import FileSet, Reader
+from candle_p1.data.samples import Samples
 from candle_p1.errors import DataError, ParameterError
 from candle_p1.training.setup import locate_files
 
@@ -156,6 +158,7 @@ def test_a_test_file_may_have_other_types_but_not_other_features(frames, tmp_pat
         (",LUAD,", ",1.0,", "'1.0' and '1'"),
         ("test-1,", "train-1,", "1 of 12 test cases are training cases, too"),
         ("test-1,", "train-2,", "refused: .*train.csv: the case 'train-2' has several types"),
+        ("gene4", "further", r"refused: .*test.csv, line 1: it lacks 1 of the 6 .* \('gene4'\)"),
         ("gene4", "gene3", "refused: .*test.csv, line 1: the header has several columns 'gene3'"),
     ],
 )
@@ -171,6 +174,21 @@ def test_names_that_do_not_match_are_told_or_refused(prepared, frames, tmp_path,
     except DataError as error:
         found = f"refused: {error}"
     assert re.search(message, found), found
+
+
+@pytest.mark.parametrize("name", ["p1b1", "p1b2"])
+def test_features_in_another_order_are_found_by_name(prepared, frames, tmp_path, name):
+    expected = [part[:] for part in vars(prepared(name)).values() if isinstance(part, Samples)]
+    mixed = frames["test"][["gene2", "case_id", *reversed(FEATURES[3:]), "cancer_type"]]
+    mixed = mixed.assign(further=1.0, gene0=frames["test"].gene0, gene1=frames["test"].gene1)
+    mixed = mixed.set_index("case_id").reset_index()
+    mixed.insert(1, "cancer_type", mixed.pop("cancer_type"))
+    mixed.to_csv(tmp_path / "test.csv", index=False)
+    found = [part[:] for part in vars(prepared(name)).values() if isinstance(part, Samples)]
+    for one, other in zip(chain(*found), chain(*expected), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert "test.csv are put in the order" in prepared.reader.warnings[0]
+    assert "1 further one left out" in prepared.reader.warnings[0]
 
 
 @pytest.mark.parametrize("fit", ["all", "train"])
