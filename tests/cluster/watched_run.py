@@ -47,7 +47,7 @@ def take_steps(run, num_steps):
 def run_without_network(benchmark, params, comm, look=lambda run: None):
     """Takes the place of train._run; `look` is called when all ranks have loaded."""
     with recorded_run(benchmark.name, params, comm) as run:
-        roles = {role: Path(params[name]) for role, name in benchmark.files.items()}
+        roles = {role: Path(params[n]) for role, n in benchmark.files.items() if params[n]}
         reader = Reader(FileSet.at(roles), loading(params, comm, 1, run.screen.warn))
         for warning in reader.loading.warnings:
             run.screen.warn(warning)
