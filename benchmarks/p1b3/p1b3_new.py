@@ -123,9 +123,9 @@ def _join_known(
         unknown = sorted({*names}.difference(each.names))
         if unknown:
             shown = ", ".join(map(repr, unknown[:MAX_EXAMPLES]))
+            shown += ", …" * (len(unknown) > MAX_EXAMPLES)
             raise DataError(
-                f"the run has no features of {len(unknown):,} {what}: {shown}"
-                + ", …" * (len(unknown) > MAX_EXAMPLES),
+                f"there are no features of {len(unknown):,} {what}: {shown}; leave their rows out",
                 path,
             )
     return join_features(features, names)
