@@ -123,7 +123,7 @@ class _Loop:
         self._at_step_begin = [each for each in self._callbacks if _overrides(each, begins)]
         self._at_step_end = [each for each in self._callbacks if _overrides(each, ends)]
         # Rank 0 has more callbacks than others, but blocks are the same on all ranks.
-        self._one_by_one = run.comm.any(
+        self._one_by_one = keras.backend.backend() != "jax" or run.comm.any(
             bool(self._at_step_end)
             or any(not hasattr(each, "steps_until_seen") for each in self._at_step_begin)
         )
