@@ -89,7 +89,7 @@ def test_the_options_that_hide_flags_of_benchmarks_are_known():
     names = {f"--{parameter.name}" for parameter in PARAMETERS}
     options = {path: [name for each in ALL[path].params for name in each.opts] for path in LEAVES}
     hidden = {path: names.intersection(options[path]) for path in BENCHMARK_COMMANDS}
-    of_studies = {path: {"--size"} for path in hidden if path[0] == "study"}
+    of_studies = {path: {"--folds", "--size"} for path in hidden if path[0] == "study"}
     of_bench = {path: {"--size", "--data_dir"} for path in hidden if path[0] == "bench"}
     assert {path: found for path, found in hidden.items() if found} == of_studies | of_bench
 
