@@ -41,7 +41,7 @@ def test_all_nodes_load_what_one_process_loads(cluster, execute, num_ranks_of_no
     code, output = execute(nodes.mpirun(num_ranks_of_nodes, *argv), LIMIT_S)
     print(output)
     assert code == 0, output
-    assert output.count("ok ") == 10
+    assert output.count("ok ") == 11
     assert nodes.await_silence(LIMIT_S) == ""
     assert [node.shared_memory() for node in nodes.nodes] == [[]] * len(nodes.nodes)
 
