@@ -162,3 +162,8 @@ def _paragraphs(
             if cell.strip():
                 text = f"{heading}: {cell.strip()}" if heading else cell.strip()
                 yield from wrap(text, width).split("\n")
+
+
+def examples(names: Any, most: int = 3) -> str:
+    """Returns the first of some names, a list or an index of pandas, for a message."""
+    return ", ".join(map(repr, names[:most])) + ", …" * (len(names) > most)

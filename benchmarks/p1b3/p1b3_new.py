@@ -10,6 +10,7 @@ import numpy as np
 from candle_p1.benchmark import NewRows
 from candle_p1.data.blocks import read_blocks
 from candle_p1.errors import DataError
+from candle_p1.text import examples
 from p1b3_inputs import features_again
 from p1b3_tables import RESPONSE, Features, JoinedRows, join_features
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from candle_p1.parameters.parameter_set import ParameterSet
 
 ROWS_PER_BLOCK = 256
-MAX_EXAMPLES = 3
 CONCENTRATION, GROWTH = "LOG_CONCENTRATION", "GROWTH"
 
 
@@ -122,10 +122,9 @@ def _join_known(
     for each in features:
         unknown = sorted({*names}.difference(each.names))
         if unknown:
-            shown = ", ".join(map(repr, unknown[:MAX_EXAMPLES]))
-            shown += ", …" * (len(unknown) > MAX_EXAMPLES)
             raise DataError(
-                f"there are no features of {len(unknown):,} {what}: {shown}; leave their rows out",
+                f"there are no features of {len(unknown):,} {what}: {examples(unknown)};"
+                " leave their rows out",
                 path,
             )
     return join_features(features, names)

@@ -8,14 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from candle_p1.data.folds import hold_out
-from candle_p1.data.names import MAX_EXAMPLES, match
+from candle_p1.data.names import match, place_features
 from candle_p1.data.reader import Reader
 from candle_p1.data.samples import pandas_sample
 from candle_p1.data.table import CsvLayout, Table, repeated
 from candle_p1.data.transforms import order_columns, scale_features
 from candle_p1.errors import DataError, ParameterError
 from candle_p1.parameters.parameter_set import ParameterSet
-from candle_p1.text import count
 
 LAYOUT = CsvLayout(header=True, text_columns=("case_id", "cancer_type"))
 
@@ -65,8 +64,12 @@ class Cases:
         tables = {"train": train}
         for role in sorted({"validation", "test"} & reader.files.paths.keys()):
             table = tables[role] = reader.read(role, LAYOUT)
-            if table.columns != train.columns:
-                table = tables[role] = _in_order(train, table, reader, role)
+            columns, notes = place_features(train.columns, table.columns, reader.files.paths[role])
+            if columns is not None:
+                values = order_columns(table.values, columns)
+                table = tables[role] = replace(table, values=values, columns=train.columns)
+            for note in notes:
+                reader.warn(f"{reader.files.paths[role].name}: {note}")
             _check_names(train, table, reader, role, uses_types)
         if params["folds"]:
             ids, kinds = (train.text[name].values() for name in LAYOUT.text_columns)
@@ -158,32 +161,6 @@ def num_validation(num_cases: int, fraction: float | None) -> int:
             f" {num_cases - num} for training; choose a fraction such as 0.1"
         )
     return num
-
-
-def _in_order(train: Table, other: Table, reader: Reader, role: str) -> Table:
-    """Returns a table with the features of the one for training, in its order.
-
-    Raises:
-        DataError: It lacks some of them.
-    """
-    places = {name: i for i, name in enumerate(other.columns)}
-    lacking = [name for name in train.columns if name not in places]
-    if lacking:
-        raise DataError(
-            f"it lacks {len(lacking):,} of the {len(train.columns):,} features of"
-            f" {reader.files.paths['train']} ({', '.join(map(repr, lacking[:MAX_EXAMPLES]))}):"
-            " train and test on tables with the same features",
-            reader.files.paths[role],
-            1,
-        )
-    num_further = len(other.columns) - len(train.columns)
-    further = f", and {count(num_further, 'further one')} left out" if num_further else ""
-    reader.warn(
-        f"the features of {reader.files.paths[role].name} are put in the order of those of"
-        f" {reader.files.paths['train'].name}{further}"
-    )
-    values = order_columns(other.values, [places[name] for name in train.columns])
-    return replace(other, values=values, columns=train.columns)
 
 
 def _check_names(train: Table, other: Table, reader: Reader, role: str, uses_types: bool) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +14,10 @@ from candle_p1.data.reader import Reader
 from candle_p1.data.table import TextColumn
 from candle_p1.errors import DataError
 from candle_p1.records.types import NameMatch
+from candle_p1.text import examples
 
 MAX_EXAMPLES = 3
+ENSEMBL = re.compile(r"^(ENS[A-Z]{0,4}G\d{6,})(\.\d+)?(_\w+)?$")
 WHOLE_NUMBER = re.compile(r"(\d+)\.0+")
 
 
@@ -94,3 +97,50 @@ def _meant(name: str) -> str:
     text = "".join(name.split()).casefold()
     number = WHOLE_NUMBER.fullmatch(text)
     return number[1] if number else text.replace(".", ":")
+
+
+def without_version(name: str) -> str:
+    """Returns Ensembl's identifier of a gene without its version; other names as they are."""
+    return ENSEMBL.sub(r"\1\3", name)
+
+
+def place_features(
+    wanted: Sequence[str], found: Sequence[str], path: Path
+) -> tuple[list[int] | None, list[str]]:
+    """Returns where in a table the features are, None if they are all it has; and notes.
+
+    Names of genes match without their versions where they do not match with them.
+
+    Args:
+        wanted: The features that a network is trained on, in order.
+        found: Those of the table.
+        path: The table.
+
+    Raises:
+        DataError: Some are missing.
+    """
+    place = {name: i for i, name in enumerate(found)}
+    bare = defaultdict(list)
+    for i, name in enumerate(found):
+        bare[without_version(name)].append(i)
+    columns, lacking = [], []
+    for name in wanted:
+        similar = bare.get(without_version(name), [])
+        if name in place:
+            columns.append(place[name])
+        elif len(similar) == 1:
+            columns += similar
+        else:
+            lacking.append(name)
+    if lacking:
+        raise DataError(
+            f"it lacks {len(lacking):,} of the {len(wanted):,} features that the network is trained"
+            f" on, such as {examples(lacking)}",
+            path,
+        )
+    if columns == [*range(len(found))]:
+        return None, []
+    further = [found[i] for i in sorted({*range(len(found))}.difference(columns))]
+    notes = [f"{len(further):,} further features are ignored: {examples(further)}"] * bool(further)
+    notes += ["features are put in the order of the training"] * (columns != sorted(columns))
+    return columns, notes

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from candle_p1.data.names import ENSEMBL, without_version
 from candle_p1.data.table import repeated
 from candle_p1.datasets.delimited import (
     MISSING,
@@ -28,6 +29,7 @@ from candle_p1.datasets.delimited import (
     read_delimited,
 )
 from candle_p1.errors import DataError
+from candle_p1.text import examples
 
 FRAMES = {
     ".parquet": ("read_parquet", "readers"),
@@ -38,7 +40,6 @@ FRAMES = {
 }
 """The functions of pandas that read a format, and the extra of this package that they need."""
 SHEETS = (".xlsx", ".xls", ".ods")
-ENSEMBL = re.compile(r"^(ENS[A-Z]{0,4}G\d{6,})(\.\d+)?(_\w+)?$")
 GENE_COLUMNS = (
     *("gene", "genes", "gene_id", "geneid", "gene_name", "gene_symbol", "symbol", "hugo_symbol"),
     *("hgnc_symbol", "ensembl", "ensembl_id", "entrez_gene_id", "id_ref", "probe", "probe_id"),
@@ -50,7 +51,6 @@ SUMMARY = re.compile(r"N_(unmapped|multimapping|noFeature|ambiguous)|__\w+")
 """The rows of STAR's and HTSeq's counts that are no genes."""
 SAMPLE_COLUMNS = ("id", "sample", "sample_id", "case", "case_id", "patient", "patient_id", "age")
 """Columns of numbers that describe samples."""
-MAX_EXAMPLES = 3
 
 Names: TypeAlias = "Sequence[str] | pd.Index[Any]"
 
@@ -313,7 +313,7 @@ class _Reading:
         drop, names = self.options.drop, [str(name).strip() for name in values.columns]
         if "" in names:
             raise self.error(f"feature {names.index('') + 1} has no name: name it or remove it")
-        short = [ENSEMBL.sub(r"\1\3", name) for name in names]
+        short = [without_version(name) for name in names]
         if short != names:
             self.notes.append("the versions of Ensembl's identifiers are left out")
         not_dropped = [each for each in drop if each not in {*self.content.text, *names, *short}]
@@ -470,8 +470,3 @@ def _read_anndata(path: Path) -> pd.DataFrame:
         raise DataError(problem, path) from error
     frame = pd.DataFrame(values.astype(np.float32), columns=names[1])
     return pd.concat([pd.DataFrame(columns), frame], axis=1).set_axis(names[0])
-
-
-def examples(names: Names) -> str:
-    """Returns some names, for a message."""
-    return ", ".join(map(repr, names[:MAX_EXAMPLES])) + ", …" * (len(names) > MAX_EXAMPLES)

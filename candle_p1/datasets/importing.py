@@ -27,13 +27,13 @@ from candle_p1.datasets.delimited import TextForm
 from candle_p1.datasets.foreign import (
     Cohort,
     SampleOptions,
-    examples,
     read_cohort,
     read_content,
 )
 from candle_p1.datasets.registry import Progress, locked, partial_path, storing
 from candle_p1.errors import DataError, ParameterError
 from candle_p1.files import content_sha256, write_atomically
+from candle_p1.text import examples
 
 MIN_LEAK, MIN_LEAK_OF_CLASS = 10, 3
 """Of fewer samples, a feature may tell the classes apart by chance."""

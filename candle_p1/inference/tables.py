@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from candle_p1.benchmark import NewRows
 from candle_p1.data.blocks import read_blocks, read_head
 from candle_p1.data.inputs import Inputs
+from candle_p1.data.names import place_features
 from candle_p1.data.reader import FileSet, Reader, file_sha256
 from candle_p1.data.table import CsvLayout, Table
-from candle_p1.datasets.foreign import ENSEMBL, SampleOptions, read_cohort
+from candle_p1.datasets.foreign import SampleOptions, read_cohort
 from candle_p1.errors import DataError
 from candle_p1.inference.trained import TrainedRun
 
 Matrix = NDArray[np.float32]
 ROWS_PER_BLOCK = 256
-MAX_EXAMPLES = 3
 LOG2_TAKEN = "log2(x + 1) is taken, as by the import (--log2 False: the table has logarithms)"
 LOG2_NOT_TAKEN = (
     "values are taken as they are, as in a file of the import (--log2 True: they are no logarithms)"
@@ -162,51 +162,6 @@ def reader_of(trained: TrainedRun) -> Reader:
         if not path.is_file() or facts.sha256 not in (None, file_sha256(path)):
             raise DataError("the run was trained on this file, which is gone or another now", path)
     return Reader(FileSet.at({role: Path(facts.path) for role, facts in files.items()}))
-
-
-def place_features(
-    wanted: Sequence[str], found: Sequence[str], path: Path
-) -> tuple[list[int] | None, list[str]]:
-    """Returns where in a table the features are, None if they are all it has; and notes.
-
-    Names of genes match without their versions where they do not match with them.
-
-    Raises:
-        DataError: Some are missing.
-    """
-    place = {name: i for i, name in enumerate(found)}
-    bare: dict[str, list[int]] = {}
-    for i, name in enumerate(found):
-        bare.setdefault(_bare(name), []).append(i)
-    columns, lacking = [], []
-    for name in wanted:
-        similar = bare.get(_bare(name), [])
-        if name in place:
-            columns.append(place[name])
-        elif len(similar) == 1:
-            columns += similar
-        else:
-            lacking.append(name)
-    if lacking:
-        raise DataError(
-            f"it lacks {len(lacking):,} of the {len(wanted):,} features that the network was"
-            f" trained on, such as {_examples(lacking)}",
-            path,
-        )
-    if columns == [*range(len(found))]:
-        return None, []
-    further = [found[i] for i in sorted({*range(len(found))}.difference(columns))]
-    notes = [f"{len(further):,} further features are ignored: {_examples(further)}"] * bool(further)
-    notes += ["features are put in the order of the training"] * (columns != sorted(columns))
-    return columns, notes
-
-
-def _bare(name: str) -> str:
-    return ENSEMBL.sub(r"\1\3", name)
-
-
-def _examples(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:MAX_EXAMPLES])) + ", …" * (len(names) > MAX_EXAMPLES)
 
 
 def _is_own(path: Path, layout: CsvLayout) -> bool:

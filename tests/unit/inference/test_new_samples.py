@@ -11,10 +11,11 @@ import pytest
 
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.inputs import Inputs
+from candle_p1.data.names import place_features
 from candle_p1.data.reader import FileSet, Reader
 from candle_p1.datasets.foreign import SampleOptions
 from candle_p1.errors import DataError
-from candle_p1.inference.tables import place_features, read_samples
+from candle_p1.inference.tables import read_samples
 
 GENES = ["G0", "G1", "G2"]
 VALUES = np.array([[0, 1, 3], [7, 15, 31]], np.float32)
