@@ -2,7 +2,7 @@
 
 A verb of ``candle-p1 bench`` is one module of this package, whose `VERB` is a subclass of
 Comparison. The fields of the class are the options of the command, and its docstring is the help;
-docs/architecture.md has an example.
+CONTRIBUTING.md has an example.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ def test_a_start_is_divided_into_its_parts(mpirun, bench):
 
 
 def test_a_verb_is_one_module_as_the_documentation_shows(bench, tmp_path):
-    page = (ROOT / "docs/architecture.md").read_text()
+    page = (ROOT / "CONTRIBUTING.md").read_text()
     (program,) = (each for each in re.findall(r"```python\n(.*?)```", page, re.S) if "VERB" in each)
     assert len(program.splitlines()) <= 40
     (tmp_path / "sort.py").write_text(program)

@@ -18,7 +18,7 @@ def test_every_algorithm_is_timed():
 
 
 def test_the_rule_mostly_chooses_the_fastest_algorithm():
-    """What docs/performance.md says of the rule is printed from this file, too."""
+    """docs/performance.md says how often, from the same file."""
     found = analyse(pd.read_csv(STORED))
     assert set(found["name"]) == {"", "nt3", "p1b3, first", "p1b3, second"}
     assert (found["loss"] == 0).mean() >= 0.8
