@@ -145,43 +145,41 @@ def _pairs(context: click.Context, option: click.Parameter, given: Sequence[str]
 
 _TABLE_OPTIONS = (
     click.option("--label", help="The column with the classes."),
-    click.option("--labels", type=PATH, help="Another table with that column, by samples."),
+    click.option("--labels", type=PATH, help="Another table that has this column."),
     click.option(
-        "--labels_id", help="The column that names the samples there; by default as seen."
+        "--labels_id", help="The column of --labels with the samples' names; default: detected."
     ),
     click.option(
-        "--id", "id_column", help="The column that names the samples (the genes, transposed)."
+        "--id", "id_column", help="The column with the samples' names (transposed: the genes')."
     ),
     click.option(
         "--transpose",
         type=bool,
-        help="Whether columns are samples; by default not.",
+        help="Whether columns are samples, instead of rows.",
     ),
-    click.option("--drop", multiple=True, help="A column or gene to leave out; may be repeated."),
+    click.option("--drop", multiple=True, help="A column or gene to omit; may be repeated."),
     click.option(
         "--duplicates",
         type=click.Choice(["error", "mean", "first"]),
         default="error",
-        help="What to do with genes that occur more than once.",
+        help="How to treat genes that occur more than once.",
     ),
     click.option(
         "--log2",
         type=bool,
-        help="Whether to take log2(x + 1), for P1B3 of cell lines; by default not, or, of new"
-        " samples, as the import did.",
+        help="Whether to take log2(x + 1), for P1B3 of the cell lines' features; default: False, or"
+        " for new samples what the import did.",
     ),
-    number_option(
-        "--header_rows", "header_rows", "How many rows name the columns; by default as seen."
-    ),
-    number_option("--name_row", "name_row", "Which of them has the genes' names.", 1),
+    number_option("--header_rows", "header_rows", "The number of header rows; default: detected."),
+    number_option("--name_row", "name_row", "The header row that has the genes' names.", 1),
     click.option(
-        "--decimal", type=click.Choice([".", ","]), help="The decimal mark; by default as seen."
+        "--decimal", type=click.Choice([".", ","]), help="The decimal mark; default: detected."
     ),
 )
 
 
 def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command the options that say how to read a table of one's own."""
+    """Gives a command the options that say how to read a user's table."""
     for option in reversed(_TABLE_OPTIONS):
         command = option(command)
     return command
@@ -201,30 +199,28 @@ def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @benchmark_argument
 @click.argument("table", type=PATH)
 @click.option("--out", "directory", required=True, type=PATH, help="The directory to write to.")
-@click.option(
-    "--test_table", type=PATH, help="A table with the samples to test on, read as the other one."
-)
+@click.option("--test_table", type=PATH, help="Another table, with the samples to test on.")
 @click.option(
     "--test_fraction",
     type=FiniteRange(0, 1, min_open=True, max_open=True),
     default=0.2,
-    help="Without --test_table, the share of the samples to test on, of each class alike.",
+    help="Without --test_table, the share of each class to test on.",
 )
 @click.option(
-    "--group", help="The column, such as patients, whose values must not be split between the two."
+    "--group", help="The column, such as patients, whose values are kept on one side of the split."
 )
 @number_option("--seed", "seed", "The seed of the split.", 2019, least=0, most=MAX_SEED)
 @click.option(
     "--missing",
     type=click.Choice(["error", "zero", "mean"]),
-    help="What to do with missing values; by default an error, or left to P1B3. The mean is that of"
-    " the gene's training samples.",
+    help="How to treat missing values: by default as an error, but P1B3 replaces them itself. The"
+    " mean is that of the gene's training samples.",
 )
 @click.option(
     "--unlabelled",
     type=click.Choice(["error", "drop"]),
     default="error",
-    help="What to do with samples without a label, or incomplete responses.",
+    help="How to treat samples without a label, or incomplete responses.",
 )
 @table_options
 @click.option(
@@ -241,9 +237,9 @@ def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
     multiple=True,
     callback=_pairs,
     metavar="NAME=COLUMN",
-    help="For P1B3, what NSC, CELLNAME, LOG_CONCENTRATION or GROWTH is called in TABLE.",
+    help="For P1B3, the name that NSC, CELLNAME, LOG_CONCENTRATION or GROWTH has in TABLE.",
 )
-@click.option("--dry_run", is_flag=True, help="Only show how the tables are understood.")
+@click.option("--dry_run", is_flag=True, help="Only show how the tables are interpreted.")
 def import_command(
     benchmark: str,
     table: Path,
@@ -254,17 +250,18 @@ def import_command(
     dry_run: bool,
     **options: Any,
 ) -> None:
-    """Turn TABLE into the files of BENCHMARK: your own samples, showing what it understood.
+    """Convert TABLE, with your own samples, into the files of BENCHMARK.
 
-    TABLE is text (CSV, TSV and the like, also .gz, .bz2, .xz or .zst), Parquet, Feather, HDF5 as
-    pandas writes it, or AnnData (.h5ad). Its rows are samples and its columns of numbers are
-    features, unless --transpose says otherwise. For P1B3, it has the responses.
+    TABLE is text (CSV, TSV or similar, also .gz, .bz2, .xz or .zst), Parquet, Feather, HDF5 written
+    by pandas, or AnnData (.h5ad). Its rows are samples, and its columns of numbers are features,
+    unless --transpose says otherwise. For P1B3, it has the responses. The command shows how it
+    interprets the table.
     """
     from candle_p1.datasets import importing
 
     found, screen = find_benchmark(benchmark), Screen()
     if found.importable is None:
-        raise ParameterError(f"nothing can be imported for {benchmark}")
+        raise ParameterError(f"{benchmark} cannot import tables")
     is_joined = bool(found.importable.features)
     of_others: dict[str, Any] = {"--features": features, "--column": columns}
     if is_joined:
@@ -273,7 +270,7 @@ def import_command(
         of_others["--test_table"] = test_table
     for flag, given in of_others.items():
         if given:
-            raise ParameterError(f"{flag} is not for {benchmark}: leave it out")
+            raise ParameterError(f"{flag} does not apply to {benchmark}: omit it")
     target = importing.ImportTarget(
         found.name, found.layouts, found.published.files, found.importable
     )

@@ -38,12 +38,14 @@ PATH = click.Path(path_type=Path)
     "--out",
     "directory",
     type=PATH,
-    help="The directory to write to; by default evaluation-NAME in RUN_DIR, by the table's name.",
+    help="The directory to write to; default: evaluation-TABLE in RUN_DIR.",
 )
 @checkpoint_option
 @benchmark_option
-@number_option("--samples", "num_draws", "Draws of the bootstrap.", 1000, least=100, most=100_000)
-@number_option("--seed", "seed", "The seed of the draws.", 0, least=0, most=MAX_SEED)
+@number_option(
+    "--samples", "num_draws", "The number of bootstrap samples.", 1000, least=100, most=100_000
+)
+@number_option("--seed", "seed", "The seed of the bootstrap.", 0, least=0, most=MAX_SEED)
 @table_options
 @missing_option
 def command(

@@ -17,19 +17,19 @@ run_argument = click.argument("run_dir", type=click.Path(file_okay=False, path_t
 checkpoint_option = click.option(
     "--checkpoint",
     type=click.Choice(["best", "latest"]),
-    help="Take the weights from a checkpoint of the run, which need not have finished.",
+    help="Take the weights from a checkpoint, also of a run that has not finished.",
 )
 benchmark_option = click.option(
     "--benchmark",
     shell_complete=complete_benchmark,
-    help="The benchmark of which it must be a run, if not found by its name also its path.",
+    help="The benchmark that the run trained, by name or path; needed if it is not found by name.",
 )
 
 missing_option = click.option(
     "--missing",
     type=click.Choice(["error", "zero"]),
     default="error",
-    help="What to do with missing values.",
+    help="How to treat missing values.",
 )
 
 
@@ -43,10 +43,10 @@ missing_option = click.option(
 )
 @run_argument
 @click.argument("table", type=PATH)
-@file_option("-o", "out", "The file to write, a line for each sample.", "--out", required=True)
+@file_option("-o", "out", "The file to write, with a line for each sample.", "--out", required=True)
 @checkpoint_option
 @benchmark_option
-@number_option("--batch_size", "batch_size", "Samples at a time; by default as in training.")
+@number_option("--batch_size", "batch_size", "Samples in a batch; default: that of training.")
 @table_options
 @missing_option
 def command(

@@ -155,7 +155,7 @@ class ResumingDownloader:
                     self._receive(response, start)
         except (requests.ConnectionError, requests.Timeout, HTTPError) as error:
             cause = re.search(r"\[Errno -?\d+\] ([^'\")]+)|(timed out)", str(error))
-            reason = cause[1] or cause[2] if cause else "it broke"
+            reason = cause[1] or cause[2] if cause else "it was lost"
             raise TransientError(f"the connection failed ({reason})") from error
         except (requests.RequestException, ValueError) as error:
             reason = str(error) or type(error).__name__
@@ -180,7 +180,7 @@ class ResumingDownloader:
                     self.progress(self.path.name, num_bytes, total_bytes)
                 if (now_s := time.monotonic()) - began_s > SLOW_S:
                     if num_bytes - began_bytes < self._min_bytes:
-                        raise TransientError(f"it brought too few bytes in {SLOW_S:g} s")
+                        raise TransientError(f"it was too slow over {SLOW_S:g} s")
                     began_s, began_bytes = now_s, num_bytes
             os.fsync(file.fileno())
 

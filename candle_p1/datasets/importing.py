@@ -193,7 +193,9 @@ def _refuse_leak(samples: Cohort) -> None:
     is_leak = (low == high).all() & (low != low.iloc[0]).any()
     if is_leak.any() and num.sum() >= MIN_LEAK and num.min() >= MIN_LEAK_OF_CLASS:
         names = examples(is_leak.index[is_leak])
-        raise DataError(f"{names} tells the class of every sample: --drop it", samples.path)
+        raise DataError(
+            f"{names} reveals the class of every sample: omit it with --drop", samples.path
+        )
 
 
 def _as_number(name: str) -> tuple[float, str]:

@@ -102,20 +102,20 @@ def read_samples(
             return _read_own(trained, path, layout)
         if not layout.header and options.header_rows is None:
             problem = (
-                "options such as --label or --missing are not for files in the benchmark's own"
-                " format, whose rows are all samples: leave them out, or add a row of names"
+                "options such as --label or --missing do not apply to files in the benchmark's own"
+                " format: omit them, or add a row of names"
             )
             raise DataError(problem, path)
         if inputs.log2 and options.log2 is None:
             problem = (
-                "it may be a file of the import, which has taken log2(x + 1): pass --log2 False if"
-                " so, else --log2 True"
+                "the import may have written it, with log2(x + 1): pass --log2 False if so,"
+                " otherwise --log2 True"
             )
             raise DataError(problem, path)
     if inputs.features is None:
         problem = (
-            "the run does not know the names of its features, so that columns cannot be found by"
-            " name: give a file in the benchmark's own format"
+            "the run does not know the names of its features, so columns cannot be found by name:"
+            " give a file in the benchmark's own format"
         )
         raise DataError(problem, path)
     log2 = inputs.log2 if options.log2 is None else options.log2
@@ -160,7 +160,9 @@ def reader_of(trained: TrainedRun) -> Reader:
     for facts in files.values():
         path = Path(facts.path)
         if not path.is_file() or facts.sha256 not in (None, file_sha256(path)):
-            raise DataError("the run was trained on this file, which is gone or another now", path)
+            raise DataError(
+                "the run was trained on this file, which has been removed or changed", path
+            )
     return Reader(FileSet.at({role: Path(facts.path) for role, facts in files.items()}))
 
 

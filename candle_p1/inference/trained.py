@@ -93,7 +93,7 @@ def open_run(
     _check_file(results / INPUTS_NAME, described.sha256 if described else None)
     inputs = Inputs.read(results / INPUTS_NAME)
     if inputs.benchmark != record.benchmark:
-        problem = f"it is of {inputs.benchmark}, but the run of {record.benchmark}"
+        problem = f"it belongs to {inputs.benchmark}, but the run trained {record.benchmark}"
         raise DataError(problem, results / INPUTS_NAME)
     comm = SerialCommunicator()
     device = devices.configure(comm, make_engine("auto", comm)).name
@@ -115,14 +115,14 @@ def _check_file(path: Path, sha256: str | None = None) -> None:
     """Raises DataError if a file is missing, or not the one with this digest, if that is known."""
     if not path.exists():
         problem = (
-            "it is missing: the run was made by an earlier version, or its benchmark does not say"
-            " what its inputs go through (DataSet.preparation): train again with --save_model True"
+            "it is missing: an earlier version wrote the run, or its benchmark does not describe"
+            " how it scales inputs (DataSet.preparation): train again with --save_model True"
         )
         raise DataError(problem, path)
     if sha256 not in (None, content_sha256(path)):
         problem = (
-            "it has changed since this run, as if another one was saved here: train again, with a"
-            " --save_path of its own"
+            "it has changed since this run, perhaps because another run was saved here: train"
+            " again, with another --save_path"
         )
         raise DataError(problem, path)
 

@@ -71,7 +71,7 @@ class ShapeRule:
         base, plan = _shape(largest), largest.plan
         assert plan is not None
         if plan.epochs_scaling not in EPOCHS_SCALINGS or plan.batch_scaling not in BATCH_SCALINGS:
-            raise ModelError("its scaling of epochs or batches is not one that models know")
+            raise ModelError("models do not cover its scaling of epochs or batches")
         if ranks_per_node is None:
             ranks_per_node = max(shape.ranks_on_node for shape in shapes)
             if all((record.num_nodes or 1) == 1 for record in records):

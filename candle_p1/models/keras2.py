@@ -76,7 +76,7 @@ def candles_optimizer(k: Any, params: ParameterSet, learning_rate: float) -> Any
         if name.lower() == wanted:
             return getattr(k.optimizers.legacy, name)(learning_rate, **arguments)
     raise ParameterError(
-        f"optimizer {params['optimizer']!r} ({params.origin('optimizer')}): CANDLE makes none of"
+        f"optimizer {params['optimizer']!r} ({params.origin('optimizer')}): CANDLE has none of"
         f" this name in Keras 2, only {', '.join(CANDLE_OPTIMIZERS)}"
     )
 

@@ -71,8 +71,8 @@ def make_optimizer(
     if params["momentum"] is not None:
         if "momentum" not in known:
             raise ParameterError(
-                f"momentum ({params.origin('momentum')}): the optimizer {params['optimizer']} does"
-                " not have it; leave it out"
+                f"momentum ({params.origin('momentum')}): the optimizer {params['optimizer']} has"
+                " no momentum; omit it"
             )
         settings["momentum"] = params["momentum"]
     if params["backward_passes_per_step"] > 1:

@@ -83,15 +83,15 @@ _declare(
         "val_data",
         str,
         None,
-        "file of validation samples, like that of training samples",
+        "file of validation samples, in the format of the training file",
         needs_support=True,
     ),
     Parameter(
         "group_data",
         str,
         None,
-        "file with the group of each training sample, such as its patient, which folds do not"
-        " divide: a line for each, or import.json",
+        "file with the group of each training sample, such as its patient, which is not split"
+        " between folds: one line for each sample, or import.json",
         needs_support=True,
     ),
     Parameter("test_data", str, None, "file of test samples", old_names=("file_test",)),
@@ -111,12 +111,15 @@ _declare(
         "save_path",
         str,
         None,
-        "directory for the evaluation; None: the run's own",
+        "directory for models, pictures and tables; None: the run's directory",
         short=("-s",),
         old_names=("save",),
     ),
     Parameter(
-        "output_dir", str, None, "parent of EXPERIMENT_ID/RUN_ID; '.' is the run's directory itself"
+        "output_dir",
+        str,
+        None,
+        "directory that contains EXPERIMENT_ID/RUN_ID; '.': the run's directory itself",
     ),
     Parameter("experiment_id", str, "EXP000", "name of the experiment"),
     Parameter("run_id", str, "RUN000", "name of the run within the experiment"),
@@ -220,14 +223,14 @@ _declare(
         "optimizer_formula",
         str,
         "keras2",
-        "the optimizer's formula and constants: CANDLE's, on Keras 2, or Keras 3's",
+        "formula and constants of the optimizer: CANDLE's, from Keras 2, or Keras 3's",
         choices=("keras2", "keras3"),
     ),
     Parameter(
         "early_stop",
         bool,
         False,
-        "stop when the validation loss no longer falls; the model is that of the best epoch",
+        "stop when the validation loss no longer falls, and keep the model of the best epoch",
     ),
     Parameter(
         "patience", int, 10, "epochs that early_stop waits for a lower validation loss", minimum=1
@@ -247,7 +250,13 @@ _declare(
     ),
     Parameter("train_steps", int, 0, "maximum steps per training epoch; 0: no limit", minimum=0),
     Parameter("val_steps", int, 0, "maximum steps per validation; 0: no limit", minimum=0),
-    Parameter("test_steps", int, 0, "maximum steps of the test; 0: no limit", minimum=0),
+    Parameter(
+        "test_steps",
+        int,
+        0,
+        "maximum steps of the evaluation on the test data; 0: no limit",
+        minimum=0,
+    ),
     Parameter("train_samples", int, 0, "training samples to use; 0: all", minimum=0),
     Parameter("val_samples", int, 0, "validation samples to use; 0: all", minimum=0),
 )
@@ -289,27 +298,27 @@ _declare(
         "ckpt_save_best",
         bool,
         True,
-        "where there are checkpoints, also save every epoch that is the best so far",
+        "if checkpoints are saved, also save every epoch that is the best so far",
     ),
     Parameter("ckpt_save_best_metric", str, "val_loss", "metric by which the best epoch is chosen"),
     Parameter(
         "ckpt_save_weights_only",
         bool,
         False,
-        "leave out the optimizer's state, which then starts anew at a restart",
+        "omit the optimizer's state, which is then reset at a restart",
     ),
     Parameter(
         "ckpt_checksum",
         bool,
         False,
-        "read every checkpoint back when it is written, and compare its checksums",
+        "verify every checkpoint by reading it back from the disk",
     ),
     Parameter(
         "save_model",
         bool,
         False,
-        "write the trained model into model.keras, which Keras loads without this package; with"
-        " inference, one that scales its inputs itself and names the classes",
+        "write the trained model to model.keras, which Keras loads without this package; inference:"
+        " the model also scales its inputs and names the classes",
         words=("inference",),
     ),
     role=Role.SPEED,
@@ -321,15 +330,14 @@ _declare(
         "ckpt_restart_mode",
         str,
         "auto",
-        "restart from a checkpoint: never (off), if there is one (auto), or fail without one"
-        " (required)",
+        "resume from a checkpoint: never (off), if there is one (auto), or else fail (required)",
         choices=("off", "auto", "required"),
     ),
     Parameter(
         "ckpt_keep_mode",
         str,
         "linear",
-        "older checkpoints to keep: the newest ckpt_keep_limit, or fewer the older they are",
+        "checkpoints to keep: the newest (linear), or fewer the older they are (exponential)",
         choices=("linear", "exponential"),
     ),
     Parameter(
@@ -344,7 +352,7 @@ _declare(
         "ckpt_required",
         bool,
         False,
-        "fail the run if a checkpoint cannot be written, which otherwise only causes a warning",
+        "fail, instead of warning, if a checkpoint cannot be written",
     ),
     role=Role.LOGGING,
 )
@@ -352,7 +360,10 @@ _declare(
 _declare(
     "checkpoints",
     Parameter(
-        "ckpt_directory", str, None, "directory of the checkpoints; None: ckpts/ in the run's own"
+        "ckpt_directory",
+        str,
+        None,
+        "directory of the checkpoints; None: ckpts/ in the run's directory",
     ),
     role=Role.PLACE,
 )
@@ -381,8 +392,7 @@ _declare(
         "share_gpus",
         bool,
         False,
-        "let several ranks of one node compute on a GPU, to test the path; JAX averages through the"
-        " host",
+        "let several ranks of a node share a GPU, for tests; JAX then averages through the host",
     ),
     Parameter("check_replicas", bool, False, "compare the ranks' weights after every step; slow"),
     role=Role.SPEED,
@@ -395,19 +405,19 @@ _declare(
         "cache_limit",
         float,
         0.0,
-        "limit of all caches together, in GiB; 0: no limit",
+        "maximum size of all caches together, in GiB; 0: no limit",
         minimum=0,
         maximum=2**30,
     ),
     Parameter(
-        "stage_dir", str, None, "node-local directory ($TMPDIR, …) that caches are copied to"
+        "stage_dir", str, None, "node-local directory ($TMPDIR, …) to which caches are copied"
     ),
     Parameter(
         "compiled_dir",
         str,
         None,
-        "directory of the programs that JAX compiles; none: keep none. None: that of"
-        " $JAX_COMPILATION_CACHE_DIR, else compiled/ in $CANDLE_DATA_DIR",
+        "directory of the programs that JAX compiles; none: keep no programs. None:"
+        " $JAX_COMPILATION_CACHE_DIR, or else compiled/ in $CANDLE_DATA_DIR",
     ),
     Parameter(
         "data_dir", str, None, "directory that holds the benchmark's files under CANDLE's names"
@@ -449,26 +459,24 @@ _declare(
         "engine",
         str,
         "auto",
-        "what averages gradients: Horovod on TensorFlow, or JAX's runtime. auto: the one that"
-        " trains with Keras's backend, which is that of KERAS_BACKEND or the one installed",
+        "what averages gradients: Horovod on TensorFlow, or JAX's runtime. auto: the one for"
+        " Keras's backend, which KERAS_BACKEND or the installation determines",
         role=Role.SPEED,
     ),
     Parameter(
         "averaging",
         str,
         "auto",
-        "what averages gradients under the engine horovod: memory that the ranks share, if all are"
-        " on one node and train on its CPUs (auto), or always Horovod, as with --timeline and"
-        " --compression",
+        "what averages gradients with the engine horovod: shared memory if all ranks train on the"
+        " CPUs of one node (auto), or always Horovod, as with --timeline and --compression",
         role=Role.SPEED,
     ),
     Parameter(
         "device_data_mb",
         int,
         None,
-        "MiB of samples that JAX may copy to a rank's device, from which steps then take their"
-        " batches; 0: the host sends each batch. None: half of a GPU's free memory, or on CPUs a"
-        " quarter of the node's for all its ranks",
+        "MiB of samples that JAX may keep on a rank's device; 0: the host sends each batch. None:"
+        " half of a GPU's free memory, or on CPUs a quarter of the node's memory for all its ranks",
         role=Role.SPEED,
         minimum=0,
     ),
@@ -476,7 +484,7 @@ _declare(
         "data_parallel",
         str,
         "epoch",
-        "each rank trains on all samples, or on its share (batch_step)",
+        "each rank trains on all samples (epoch), or on its share (batch_step)",
     ),
     Parameter(
         "epochs_scaling",

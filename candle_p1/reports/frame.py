@@ -192,7 +192,7 @@ def read_runs(directories: Iterable[Path]) -> Runs:
     if not runs and not problems:
         names = ", ".join(map(str, directories))
         raise RecordError(
-            f"{names}: no {RECORD_NAME} there or below: name the directory that holds the runs"
+            f"{names}: no {RECORD_NAME} there or below: name the directory that contains the runs"
         )
     return Runs(tuple(sorted(runs, key=lambda run: run.record.started)), problems)
 

@@ -93,7 +93,7 @@ class ModelFiles:
                 self._files.insert(0, LAYERS)
         if self._params["save_model"] == "inference" and self._inputs is None:
             raise ParameterError(
-                "save_model inference: the benchmark does not say what its inputs go through"
+                "save_model inference: the benchmark does not describe how it scales inputs"
                 " (DataSet.preparation): use --save_model True"
             )
         for file in [*self._files]:

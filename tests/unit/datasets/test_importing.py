@@ -238,7 +238,7 @@ def test_what_would_be_guessed_wrong_is_refused(imported, text, options, advice)
 
 def test_a_column_that_tells_the_class_is_no_feature(imported):
     coded = LABELLED.assign(code=[1, 2] * (NUM // 2))
-    with pytest.raises(DataError, match=r"'code' tells the class"):
+    with pytest.raises(DataError, match=r"'code' reveals the class"):
         imported(coded.to_csv, label="kind")
     few = coded.iloc[[*range(0, NUM, 2), 1, 3]]  # of which one class has too few to tell
     assert "code" in imported(few.to_csv, label="kind", test_fraction=0.5).facts["features"]

@@ -72,7 +72,7 @@ def table(path, name):
         ),
         ("p1b2", True, {}, VALUES, r"taken as they are.*--log2 True"),
         ("p1b2", True, {"log2": True}, LOGARITHMS, r"log2\(x \+ 1\) is taken"),
-        ("p1b2", True, {"missing": "zero"}, None, r"--log2 False if so, else --log2 True"),
+        ("p1b2", True, {"missing": "zero"}, None, r"--log2 False if so, otherwise --log2 True"),
         ("p1b2", True, {"missing": "zero", "log2": False}, VALUES, r"taken as they are"),
         ("p1b2", False, {"missing": "zero"}, VALUES, r"^$"),
     ],
