@@ -135,11 +135,11 @@ class PublishedFiles(NamedTuple):
 
 
 class NewRows(NamedTuple):
-    """Some samples that a trained network is to be applied to.
+    """New samples for a trained network.
 
     Attributes:
-        x: What the model takes for them.
-        columns: What tells them apart, by column.
+        x: The inputs of the model for them.
+        columns: What identifies them, by column.
         y: Their targets, in the form the loss takes; None: unknown.
     """
 
@@ -191,7 +191,7 @@ class Benchmark(ABC):
             `needed_files` for the roles "validation" and "groups".
         layouts: The layouts of those that are tables, by role: a run first checks how they begin.
         recipe: Generates its synthetic data; None if it has none.
-        importable: How tables of others become its files; None if they cannot.
+        importable: How a user's tables are converted into its files; None if they cannot be.
         supports: The shared parameters with `needs_support` that it reads.
         acts_with: What gives parameters an effect that do not always have one; see
             `candle_p1.parameters.parameter.Needs`.
@@ -246,15 +246,15 @@ class Benchmark(ABC):
     def loss(self, params: ParameterSet) -> Any:
         """Returns the loss to compile the model with: the name of a Keras loss, or a function.
 
-        For several outputs it may be a dictionary by output; a single loss holds for all of them.
-        None is for a model whose training step computes its loss.
+        For several outputs, it may be a dictionary by output; a single loss applies to all of them.
+        It is None for a model whose training step computes its loss.
         """
         return params["loss"]
 
     def metrics(self, params: ParameterSet) -> Any:
         """Returns the metrics to compile the model with, a list; new objects at each call.
 
-        For several outputs it may be a dictionary of lists by output; names in a list hold for all
+        For several outputs, it may be a dictionary of lists by output; a single list applies to all
         of them.
         """
         return [params["metrics"]]
@@ -273,12 +273,12 @@ class Benchmark(ABC):
         scaled_by: tuple[NDArray[np.float32], NDArray[np.float32]],
         **names: Any,
     ) -> Inputs:
-        """Returns what the inputs went through, for `DataSet`.
+        """Returns how the inputs were prepared, for `DataSet`.
 
         Args:
             params: The parameters of the run.
             scaled_by: What `scale_features` has returned for the features.
-            names: The fields `features`, `classes` and `target` of `Inputs`, where they are known.
+            names: The fields `features`, `classes` and `target` of `Inputs`, if known.
 
         Raises:
             DataError: ``import.json`` cannot be read.
@@ -296,7 +296,7 @@ class Benchmark(ABC):
         )
 
     def imported_names(self, params: ParameterSet, num_features: int) -> dict[str, list[str]]:
-        """Returns the names of features and classes that the import of the files has kept.
+        """Returns the names of features and classes that the import has saved.
 
         They are fields of `Inputs`; none if the files were not imported.
 
@@ -318,13 +318,13 @@ class Benchmark(ABC):
         params: ParameterSet,
         inputs: Inputs,
     ) -> Any:
-        """Returns what the model takes for new samples.
+        """Returns the inputs of the model for new samples.
 
         Args:
             rows: Their features, scaled: float32, shape (samples, features).
             labels: Their classes; None: unknown.
             params: The parameters of the run.
-            inputs: What the inputs went through.
+            inputs: How the inputs of the run were prepared.
         """
         return rows
 
@@ -507,7 +507,7 @@ class Benchmark(ABC):
             if self._is_named(name, params) and params[name] != value:
                 raise ParameterError(
                     f"{name} = {params[name]} ({params.origin(name)}), but {where} says {value}:"
-                    " leave it out"
+                    " omit it"
                 )
         derived = dict(facts["parameters"])
         if params["folds"] and params["group_data"] is None and facts.get("groups"):

@@ -1,4 +1,4 @@
-"""What the inputs of a model went through, so that new samples can go through the same.
+"""How the inputs of a model were prepared, so that new samples can be prepared likewise.
 
 ``inputs.json`` stands beside the saved model of a run. docs/running.md describes it.
 """

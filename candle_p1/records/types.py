@@ -79,7 +79,7 @@ class LaunchTimes(Section):
     process: Seconds
     """The time from the start of the process to the start of the run."""
     mpi: Seconds
-    """The part of it in which MPI started; 0 on a rank that does without."""
+    """The part of it in which MPI started; 0 on a rank without MPI."""
 
 
 class FileReading(Section):
@@ -126,7 +126,7 @@ class DataFile(Section):
 
 
 class NameMatch(Section):
-    """How well the names in two files match that were joined by name."""
+    """How well the names match by which two files were joined."""
 
     what: str
     left: str
@@ -137,7 +137,7 @@ class NameMatch(Section):
 
 
 class ModelInputs(Section):
-    """The names of what goes into a model and comes out of it; see inputs.json."""
+    """The names of a model's inputs and outputs; see inputs.json."""
 
     num_features: Positive
     features_sha256: str | None = None
@@ -166,7 +166,7 @@ class TrainingData(Section):
     """Which files were joined by name."""
     scaling: str | None = None
     scaling_fit: Literal["all", "train"] | None = None
-    """Whether the scaling was fitted to all samples or to those trained on."""
+    """Whether the scaling was fitted to all samples or to the training samples."""
     inputs: ModelInputs | None = None
     num_train: Count | None = None
     num_validation: Count | None = None
@@ -353,11 +353,11 @@ class DeviceData(Section):
     copied_bytes: Count
     """What each rank has copied to its device."""
     in_place_bytes: Count
-    """What its device, a CPU, reads where the host has it."""
+    """What its device, a CPU, reads from the host's memory."""
     streamed_because: str | None = None
     """Why the host sends each batch instead."""
     largest_block: Positive
-    """The most steps that were one call of a compiled program."""
+    """The largest number of steps in one call of a compiled program."""
 
 
 class Training(Section):
@@ -511,7 +511,7 @@ class JobEnergy(Section):
     absent: list[AbsentSource] = []
     power_hz: float | None = None
     notes: list[str] = []
-    """What to know when reading the samples."""
+    """What to consider when reading the samples."""
     traces: list[str] = []
     """The files of the samples, beside the record."""
 
@@ -522,7 +522,7 @@ class JobEnergy(Section):
 
 
 class Position(Section):
-    """How far training has come on each rank."""
+    """How far each rank has trained."""
 
     epoch: Count
     """The epochs that are complete."""
@@ -553,7 +553,7 @@ class SavedCheckpoints(Section):
 
 
 class Segment(Section):
-    """A segment of a run that was continued: from its start to its end, or to its death."""
+    """A segment of a run that was continued: from its start until it ended or was killed."""
 
     status: Status
     """How it ended, or "running"."""
@@ -576,7 +576,7 @@ class Segment(Section):
     total_s: Duration | None = None
     """Its time, from its start to its end."""
     time_kind: TimeKind | None = None
-    """How total_s is known."""
+    """Whether total_s is measured or estimated."""
     energy: EnergyTotal | None = None
     """Its energy; None while it runs."""
     failure: Failure | None = None
@@ -599,7 +599,7 @@ class RunTotals(Section):
     total_s: Duration
     """The sum of their times, without the time between them."""
     time_kind: TimeKind
-    """The worst of how these are known."""
+    """The worst kind of these times."""
     lost_steps: Count | None = None
     """The steps of each rank that were repeated; None if that is not known of a segment."""
     energy: EnergyTotal
@@ -678,7 +678,7 @@ class RunRecord(Section):
     """The effective parameters, each with where its value came from."""
     failure: Failure | None = None
     known_until_s: Duration | None = None
-    """Of a run that ended early, until when it is known, in seconds from the start of its last
+    """Until when a run that ended early is known, in seconds from the start of its last
     segment. Its phases and epochs are then those that rank 0 had completed, with the times of
     rank 0 alone unless a checkpoint has gathered those of all ranks."""
     ranks: list[Rank] | None = None
@@ -711,7 +711,7 @@ class RunRecord(Section):
     """All of these together, once the last has ended."""
     environment: Environment | None = None
     warnings: list[str] | None = None
-    """What to keep in mind when reading the record."""
+    """What to consider when reading the record."""
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
