@@ -53,8 +53,8 @@ class Comm(harness.Comparison):
 
     num_ranks: int | None = option(
         None,
-        "Ranks to start on this machine (default: 2); leave it out where a launcher starts this"
-        " command on every rank, as on several nodes.",
+        "Ranks to start on this machine (default: 2); omit it if a launcher starts this command"
+        " on every rank, as on several nodes.",
         "--np",
         within=(1, 100_000),
     )

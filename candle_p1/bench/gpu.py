@@ -94,7 +94,8 @@ class Gpu(harness.Comparison):
     what --deterministic True costs; the time of the first step, with and without compiled programs
     on disk; and the energy of an epoch, by the GPUs' counters and by their integrated power.
 
-    Results are printed and written as they come. Exits with code 2 if there is no GPU.
+    Results are printed and written as soon as they are measured. Exits with code 2 if there is
+    no GPU.
     """
 
     examples: ClassVar[Sequence[str]] = (
@@ -132,7 +133,7 @@ class Gpu(harness.Comparison):
         None, "Seconds after which to end with what has been measured.", within=(1.0, 1e6)
     )
     peer: Path | None = option(
-        None, "What tools/torch_peer.py has measured here, to be shown, too.", is_readable=True
+        None, "Also show what tools/torch_peer.py has measured here.", is_readable=True
     )
     facts: Outcome = field(init=False)
     _of_peer: Sequence[Peer] = field(init=False, default=())

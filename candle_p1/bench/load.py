@@ -153,7 +153,7 @@ def choose_methods(text: str | None) -> tuple[list[str], list[str]]:
 class Load(harness.BenchmarkComparison):
     """Compare the loaders of BENCHMARK's files, as the paper's Tables 3 and 4 do.
 
-    Every load is a job of its own. Memory is measured in a job that is not timed. All methods must
+    Every load is a separate job. Memory is measured in a job that is not timed. All methods must
     read the same values.
     """
 

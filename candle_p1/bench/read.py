@@ -81,7 +81,7 @@ def slow_source(delay_s: float) -> OpenSource:
 class Read(harness.BenchmarkComparison):
     """Measure how the reading of BENCHMARK's files scales with ranks.
 
-    Every load is a job of its own; --delay imitates storage that answers slowly. All jobs divide
+    Every load is a separate job; --delay simulates slow storage. All jobs divide
     the files into the same blocks, and must read the same values.
     """
 

@@ -110,7 +110,7 @@ def _read_nodes(context: click.Context, parameter: click.Parameter, text: str | 
     "--study",
     metavar="NAME|FILE.toml",
     shell_complete=complete_study,
-    help="Submit a study's runs of this benchmark, each as a job of its own, one after another.",
+    help="Submit a study's runs of this benchmark, each as a separate job, one after another.",
 )
 @click.option(
     "--study_size", default="paper", show_default=True, help="Size of the study, such as paper."

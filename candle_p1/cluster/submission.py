@@ -206,7 +206,7 @@ def array_syntax(job: JobRequest) -> ArraySyntax:
     if job.scheduler.array is None:
         raise ParameterError(
             f"--array: the scheduler of {job.machine.name}, {job.machine.scheduler}, has no job"
-            " arrays; without --array, each run becomes a job of its own"
+            " arrays; without --array, each run becomes a separate job"
         )
     return job.scheduler.array
 

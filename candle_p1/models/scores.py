@@ -44,8 +44,8 @@ def as_probabilities(outputs: Any, activation: str) -> NDArray[np.float64]:
     if shape is None or len(shape) != 2 or shape[1] < 2:
         raise ParameterError(
             f"the network returns {shape or 'several arrays'}, not a value for each of 2 or more"
-            " classes: the benchmark has to name a target (Inputs.target) or, for predictions, have"
-            " a predictor of its own"
+            " classes: the benchmark must name a target (Inputs.target) or, for predictions, define"
+            " its own predictor"
         )
     if activation == "softmax":
         return np.asarray(outputs, np.float64)
