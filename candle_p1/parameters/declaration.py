@@ -65,14 +65,10 @@ class Declaration:
             name = parameter.name
             if name == "help":
                 raise ValueError(f"a parameter cannot be named {name!r}")
-            if name in declared:
-                before = declared[name]
-                parameter = replace(
-                    parameter,
-                    short=parameter.short or before.short,
-                    old_names=parameter.old_names or before.old_names,
-                    group=parameter.group or before.group,
-                )
+            if before := declared.get(name):
+                kept = ("short", "old_names", "group")
+                own = {field: getattr(parameter, field) or getattr(before, field) for field in kept}
+                parameter = replace(parameter, **own)
             if name in choices and parameter.choices is None:
                 parameter = replace(parameter, choices=tuple(choices[name]))
             if name in acts_with and not parameter.acts_with:
@@ -165,18 +161,12 @@ class Declaration:
         return settings
 
     def _defaults(self) -> Settings:
-        return {
-            name: (parameter.default, Origin("default"))
-            for name, parameter in self.parameters.items()
-        }
+        origin = Origin("default")
+        return {name: (each.default, origin) for name, each in self.parameters.items()}
 
     def _complete(self, params: ParameterSet) -> ParameterSet:
-        missing = [
-            name
-            for name, parameter in self.parameters.items()
-            if parameter.required and params[name] is None
-        ]
-        if missing:
+        required = [name for name, parameter in self.parameters.items() if parameter.required]
+        if missing := [name for name in required if params[name] is None]:
             raise ParameterError(
                 f"not set: {', '.join(missing)}; set a value in the parameter file, or give"
                 f" {', '.join(f'--{name}' for name in missing)}"
@@ -253,7 +243,8 @@ class Declaration:
         parser = argparse.ArgumentParser(
             self.program, usage, self.description, formatter_class=_WholeWords
         )
-        headings: dict[str, argparse._ArgumentGroup] = {}
+        names = dict.fromkeys(each.group for each in self.parameters.values())
+        groups = {name: parser.add_argument_group(name or "of this benchmark") for name in names}
         for name, parameter in self.parameters.items():
             value, origin = settings[name]
             present = repr(value)
@@ -262,10 +253,7 @@ class Declaration:
             elif origin.kind != "default":
                 present += f" ({origin})"
             help_ = f"{parameter.help} [{parameter.allowed}; default: {present}]"
-            heading = parameter.group or "of this benchmark"
-            if heading not in headings:
-                headings[heading] = parser.add_argument_group(heading)
-            headings[heading].add_argument(
+            groups[parameter.group].add_argument(
                 *self._flags(name),
                 nargs="+" if parameter.many else 1,
                 metavar=parameter.type.__name__.upper(),
@@ -276,8 +264,7 @@ class Declaration:
 
 def _find(path: Path, model_file: Path | None) -> Path:
     """Returns a config file's path: in the working directory, else beside the model file."""
-    if model_file is not None:
-        beside = model_file.parent / path
-        with suppress(OSError):
-            return beside if not path.exists() and beside.exists() else path
+    with suppress(OSError):
+        beside = model_file and model_file.parent / path
+        return beside if beside and not path.exists() and beside.exists() else path
     return path

@@ -146,16 +146,9 @@ class Parameter:
         """The allowed values, in words."""
         one, several = _TYPE_NAMES[self.type]
         one = " or ".join([one, *self.words])
-        limits = [
-            f"{words} {limit}"
-            for words, limit in (
-                ("at least", self.minimum),
-                ("above", self.above),
-                ("at most", self.maximum),
-                ("below", self.below),
-            )
-            if limit is not None
-        ]
+        bounds = {"at least": self.minimum, "above": self.above}
+        bounds |= {"at most": self.maximum, "below": self.below}
+        limits = [f"{words} {limit}" for words, limit in bounds.items() if limit is not None]
         if self.choices is not None:
             limits = [f"one of {', '.join(map(str, self.choices))}", *limits]
             one = ""
@@ -207,11 +200,7 @@ class Parameter:
         return [self._check_one(each, value, origin) for each in values]
 
     def from_arguments(self, arguments: Sequence[str], origin: Origin) -> Any:
-        """Returns the checked value of the arguments that follow a flag on the command line.
-
-        Raises:
-            ParameterError: They do not give an allowed value.
-        """
+        """Returns the checked value of the arguments that follow a flag on the command line."""
         text = " ".join(arguments)
         if text == "None":
             return self.check(None, origin)

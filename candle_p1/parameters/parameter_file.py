@@ -24,11 +24,7 @@ SECTION = "Global_Params"
 
 
 def read_entries(path: Path, origin: Origin) -> list[tuple[str, str, int]]:
-    """Returns the entries of a file, which messages call `origin`: key, text of the value, line.
-
-    Raises:
-        ParameterError: It cannot be read, or is not a parameter file.
-    """
+    """Returns the entries of a file, which messages call `origin`: key, text of the value, line."""
     try:
         return list(_LineNumberParser(_read_text(path)).entries())
     except configparser.MissingSectionHeaderError as error:
@@ -44,11 +40,7 @@ def read_entries(path: Path, origin: Origin) -> list[tuple[str, str, int]]:
 
 
 def read_literal(text: str, parameter: Parameter, origin: Origin) -> Any:
-    """Returns the value of a text that is a Python literal.
-
-    Raises:
-        ParameterError: It is not one; the message says how to write the parameter's value.
-    """
+    """Returns the value of a text that is a Python literal, or raises ParameterError."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # invalid escapes such as '\d'

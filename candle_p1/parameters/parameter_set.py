@@ -19,11 +19,8 @@ Settings = dict[str, tuple[Any, Origin]]
 class ParameterSet(Mapping[str, Any]):
     """The parameters of a run by name; immutable, see `replace`.
 
-    Args:
-        declared: The declarations, by name.
-        settings: A checked value and its origin for each of them. The set does not contain those of
-            other parameters, all of which CANDLE knows; it only warns of them.
-        warnings: What else to tell the user about the parameters.
+    It has a checked value and its origin for each declaration. Other settings, of parameters that
+    only CANDLE knows, cause a warning.
     """
 
     def __init__(

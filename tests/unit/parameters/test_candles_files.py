@@ -1,7 +1,5 @@
 """CANDLE's parameter files and command lines are read as CANDLE reads them."""
 
-from __future__ import annotations
-
 import ast
 import configparser
 

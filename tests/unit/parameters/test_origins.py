@@ -1,7 +1,5 @@
 """The origin of every parameter of a run is the source that set its value."""
 
-from __future__ import annotations
-
 import pytest
 
 from candle_p1.benchmark import find_benchmark, list_benchmarks
