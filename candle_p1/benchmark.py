@@ -8,49 +8,39 @@ on tables that ranks share (`candle_p1.data.transforms`) and plots (`candle_p1.f
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
-import re
-import reprlib
 import shlex
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from candle_p1.benchmark_folders import find_module, list_benchmarks, search_path
 from candle_p1.checkpoints.policy import check_flags
-from candle_p1.data.directory import (
-    IMPORT_NAME,
-    Importable,
-    Quantity,
-    data_directory,
-    imported_facts,
-)
+from candle_p1.data.directory import Importable, Quantity, data_directory
 from candle_p1.data.folds import check_fold
 from candle_p1.data.inputs import Inputs
 from candle_p1.data.loaders import READERS
 from candle_p1.data.reader import Reader
 from candle_p1.data.samples import Chained, Computed, DataSet, Samples, Selected, Several
-from candle_p1.data.source import check_regular, open_together
+from candle_p1.data.source import open_together
 from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import SCALINGS
 from candle_p1.datasets.synthetic import SIZES, SyntheticFile, SyntheticRecipe
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.distributed.engine import AVERAGING_CHOICES, ENGINE_CHOICES
 from candle_p1.distributed.reducers.reducer import COMPRESSIONS
-from candle_p1.errors import DataError, ParameterError, SetupError, did_you_mean
-from candle_p1.files import shipped
+from candle_p1.errors import DataError, ParameterError
 from candle_p1.models import fast
 from candle_p1.models.evaluation import Quality, Trained, compare_with_naive
-from candle_p1.models.networks import CONV_FIELDS
+from candle_p1.models.networks import without_empty_layers
 from candle_p1.models.optimizers import CANDLE_CONSTANTS, DTYPE_POLICIES
 from candle_p1.models.saving import ModelFile
 from candle_p1.models.scores import (
@@ -59,10 +49,11 @@ from candle_p1.models.scores import (
     as_probabilities,
     last_activation,
 )
+from candle_p1.named_files import NamedFiles, import_of
 from candle_p1.parameters.catalog import ACTS_WITH, PARAMETERS
 from candle_p1.parameters.declaration import Declaration
-from candle_p1.parameters.parameter import Needs, Origin, Parameter, Role
-from candle_p1.parameters.parameter_set import EditableParameters, ParameterSet, Settings
+from candle_p1.parameters.parameter import Needs, Parameter, Role
+from candle_p1.parameters.parameter_set import EditableParameters, ParameterSet
 from candle_p1.scaling import (
     BATCH_SCALINGS,
     DATA_PARALLEL_LEVELS,
@@ -72,6 +63,7 @@ from candle_p1.scaling import (
 )
 
 __all__ = [
+    "SAMPLE_FILES",
     "SCALINGS",
     "Benchmark",
     "Chained",
@@ -103,8 +95,16 @@ __all__ = [
     "list_benchmarks",
 ]
 
+SAMPLE_FILES: Mapping[str, str] = MappingProxyType(
+    {
+        "train": "train_data",
+        "validation": "val_data",
+        "test": "test_data",
+        "groups": "group_data",
+    }
+)
+"""The files of a benchmark that can hold out folds, and be validated on a file of its own."""
 SCALING_MODES = ("strong", "weak")
-SEARCH_PATH_VARIABLE = "CANDLE_BENCHMARKS_PATH"
 CHOICES = {
     "averaging": AVERAGING_CHOICES,
     "batch_scaling": BATCH_SCALINGS,
@@ -283,8 +283,7 @@ class Benchmark(ABC):
         Raises:
             DataError: ``import.json`` cannot be read.
         """
-        facts = self._imported(params) or {"options": {}}
-        offset, scale = scaled_by
+        facts, (offset, scale) = import_of(self, params)[0] or {"options": {}}, scaled_by
         return Inputs(
             benchmark=self.name,
             offset=offset,
@@ -303,12 +302,12 @@ class Benchmark(ABC):
         Raises:
             DataError: They are those of other files.
         """
-        facts = self._imported(params)
+        facts, where = import_of(self, params)
         if facts is None:
             return {}
         if len(facts.get("features", ())) != num_features or "classes" not in facts:
             problem = f"it does not have the names of {num_features:,} features: repeat the import"
-            raise DataError(problem, Path(params[self.files["train"]]).parent / IMPORT_NAME)
+            raise DataError(problem, where)
         return {"features": facts["features"], "classes": facts["classes"]}
 
     def new_inputs(
@@ -423,7 +422,7 @@ class Benchmark(ABC):
         Raises:
             ParameterError: It names none.
         """
-        own = self._own_parameters
+        own = self.own_parameters
         files = {role: own[name] for role, name in self.files.items() if own[name]}
         if not files:
             raise ParameterError(f"{self.model_file} names no data files")
@@ -485,41 +484,12 @@ class Benchmark(ABC):
         return self._resolved(self.declaration.bind(parameters))
 
     def _resolved(self, params: ParameterSet) -> ParameterSet:
-        params = self.resolve(_without_empty_layers(params.without_vain()))
-        params = params.with_settings(*self._data_files(params))
-        params = params.with_settings(self._imported_settings(params))
+        params = self.resolve(without_empty_layers(params.without_vain()))
+        params = params.with_settings(*NamedFiles(self, params).settings())
+        params = params.with_settings(NamedFiles(self, params).settings_of_import())
         if params["folds"]:
             check_fold(params)
         return params.with_settings({}, check_flags(params))
-
-    def _imported_settings(self, params: ParameterSet) -> Settings:
-        """Returns the parameters that follow from imported files.
-
-        Raises:
-            DataError: Their description cannot be read.
-            ParameterError: Another value was given.
-        """
-        facts = self._imported(params)
-        if facts is None:
-            return {}
-        where = Path(params[self.files["train"]]).parent / IMPORT_NAME
-        for name, value in facts["parameters"].items():
-            if self._is_named(name, params) and params[name] != value:
-                raise ParameterError(
-                    f"{name} = {params[name]} ({params.origin(name)}), but {where} says {value}:"
-                    " omit it"
-                )
-        derived = dict(facts["parameters"])
-        if params["folds"] and params["group_data"] is None and facts.get("groups"):
-            derived["group_data"] = str(where)
-        origin = Origin("imported data", str(where))
-        return {name: (value, origin) for name, value in derived.items()}
-
-    def _imported(self, params: ParameterSet) -> dict[str, Any] | None:
-        """Returns the description of imported files; None if they are others."""
-        path = params[self.files["train"]] if "train" in self.files and self.importable else None
-        facts = imported_facts(Path(path).parent) if path else None
-        return facts if facts and facts["benchmark"] == self.name else None
 
     def check_tables(self, params: ParameterSet) -> None:
         """Raises DataError if a table that a run is given does not begin as its layout has it."""
@@ -540,7 +510,7 @@ class Benchmark(ABC):
         """
         if mode not in SCALING_MODES:
             raise ParameterError(f"mode {mode!r}: choose one of {', '.join(SCALING_MODES)}")
-        own = self._own_parameters
+        own = self.own_parameters
         epochs, batch_scaling = own["epochs"], own["batch_scaling"]
         if mode == "strong":
             scaling, _ = share_epochs(epochs, 1, own["epochs_scaling"], own["data_parallel"])
@@ -550,133 +520,10 @@ class Benchmark(ABC):
         flags = {"epochs": str(epochs), "epochs_scaling": scaling}
         return flags | (changed if batch_scaling != "none" else {})
 
-    def _data_files(self, params: ParameterSet) -> tuple[Settings, list[str]]:
-        """Returns the paths of the files that a run reads, with their origins; and warnings.
-
-        The names in the benchmark's own parameter files are CANDLE's, even if a driver repeats
-        them, and do not refer to files on this machine: unless other names or a directory are
-        given, the data are synthetic. They are so, too, with a warning, if a config file has those
-        names, as CANDLE's files do, and there are none of these files. A relative name is looked up
-        in data_dir if that is set, then in the working directory, then in $CANDLE_DATA_DIR.
-
-        Raises:
-            DataError: A named file does not exist.
-            ParameterError: Some files are named and others are not.
-        """
-        needed = [self.files[role] for role in self.needed_files(params)]
-        named = {
-            name: (params[name], params.origin(name))
-            for name in needed
-            if params[name] and (self._is_changed(name, params) or self._is_named(name, params))
-        }
-        warnings = []
-        directory = params["data_dir"]
-        if self.recipe and named and all(self._is_candles(name, params) for name in named):
-            found = [n for n in needed if params[n] and self._existing(params[n], directory)]
-            if not found and not directory:
-                origin = next(iter(named.values()))[1]
-                warnings.append(
-                    f"{', '.join(named)} ({replace(origin, line=None)}): there are no such files,"
-                    " so the data are synthetic"
-                )
-            named = {name: (params[name], params.origin(name)) for name in found}
-        missing = [name for name in needed if name not in named]
-        if directory:
-            origin = params.derived_origin("data_dir")
-            own, parent = self._own_parameters, Path(directory).expanduser()
-            named |= {name: (str(parent / own[name]), origin) for name in missing}
-        elif missing and (named or self.recipe is None):
-            raise ParameterError(
-                f"{self.name} also needs {', '.join(missing)}: name all files, or their directory"
-                " with --data_dir"
-            )
-        unnamed = {
-            name: (None, Origin("synthetic data" if name in needed else "not read"))
-            for name in self.files.values()
-        }
-        files = {
-            name: (str(self._find_file(path, directory)), origin)
-            for name, (path, origin) in named.items()
-        }
-        idle = [name for name in ("size", "data_seed") if named and params.origin(name).is_explicit]
-        idle += [n for n in self.files.values() if n not in needed and self._is_named(n, params)]
-        warnings += [
-            f"{name} = {params[name]} ({params.origin(name)}) has no effect: this run reads"
-            f" {', '.join(files) or 'synthetic data'}"
-            for name in idle
-        ]
-        return unnamed | files, warnings
-
-    def _is_candles(self, name: str, params: ParameterSet) -> bool:
-        """Returns whether a config file gives a data file the name that CANDLE gives it."""
-        return params.origin(name).kind == "config file" and not self._is_changed(name, params)
-
-    def _is_named(self, name: str, params: ParameterSet) -> bool:
-        """Returns whether a flag, or a config file other than the benchmark's, sets a value."""
-        origin = params.origin(name)
-        path = Path(origin.file or "").resolve()
-        own = path.parent == self.folder and path.match(f"{self.name}_*_model.txt")
-        return origin.is_explicit and not own
-
-    def _is_changed(self, name: str, params: ParameterSet) -> bool:
-        """Returns whether a value differs from the benchmark's own file, or from the default.
-
-        Its origin does not tell, because a run's ``final_params.txt`` and a driver's copy of the
-        parameters repeat every value.
-        """
-        return bool(params[name] != self._own_parameters[name])
-
     @cached_property
-    def _own_parameters(self) -> ParameterSet:
+    def own_parameters(self) -> ParameterSet:
+        """The values of its own parameter file, and defaults."""
         return self.declaration.parse([], self.model_file)
-
-    def _candidates(self, name: str, data_dir: str | None) -> list[Path]:
-        path = Path(name).expanduser()
-        paths = [Path(data_dir).expanduser() / path, path] if data_dir else [path]
-        bases = [Path.cwd()]
-        with suppress(SetupError):  # no home directory
-            bases.append(data_directory() / self.name)
-        return list(dict.fromkeys(base / path for path in paths for base in bases))
-
-    def _existing(self, name: str, data_dir: str | None) -> Path | None:
-        for path in self._candidates(name, data_dir):
-            with suppress(OSError):  # the name is too long
-                if path.exists():
-                    return path
-        return None
-
-    def _find_file(self, name: str, data_dir: str | None) -> Path:
-        if path := self._existing(name, data_dir):
-            if not path.is_dir():  # of the files of a role
-                check_regular(path)
-            return path
-        candidates = self._candidates(name, data_dir)
-        places = " or ".join(str(path).removesuffix(name) for path in candidates)
-        raise DataError(
-            f"no such file{places and f' in {places}'}. Download it with"
-            f" candle-p1 data fetch {self.argument}, or generate synthetic data of the published"
-            f" shape with candle-p1 data make {self.argument} --size full --out DIR",
-            name,
-        )
-
-
-def _without_empty_layers(params: ParameterSet) -> ParameterSet:
-    """Returns the parameters without the layers that CANDLE leaves out.
-
-    They are dense layers of 0 units, and from the first convolution with a 0 all of them, with
-    their pooling.
-    """
-    dense, conv, pool = (params[name] or [] for name in ("dense", "conv", "pool"))
-    lists = {"dense": [units for units in dense if units]}
-    if 0 in conv:
-        num_layers = conv.index(0) // CONV_FIELDS
-        lists["conv"] = conv[: CONV_FIELDS * num_layers]
-        if len(pool) == len(conv) // CONV_FIELDS:
-            lists["pool"] = pool[:num_layers]
-    changed = {name: values for name, values in lists.items() if values != (params[name] or [])}
-    return params.with_settings(
-        {name: (values, params.origin(name)) for name, values in changed.items()}
-    )
 
 
 def find_benchmark(name: str) -> Benchmark:
@@ -689,68 +536,8 @@ def find_benchmark(name: str) -> Benchmark:
     Raises:
         ParameterError: It is not found, or does not define a Benchmark.
     """
-    try:
-        folder = _folder(name)
-    except (OSError, ValueError) as error:  # too long, not allowed to look, or a NUL character
-        problem = getattr(error, "strerror", None) or error
-        raise ParameterError(f"benchmark {reprlib.repr(name)}: {problem}") from error
-    if folder:
-        return _benchmark_in(folder)
-    if re.fullmatch(r"\w+(\.\w+)+", name):
-        try:
-            return _benchmark_of(importlib.import_module(name), name)
-        except ModuleNotFoundError as error:
-            raise ParameterError(f"benchmark {name}: {error}") from error
-    known = list_benchmarks()
-    raise ParameterError(
-        f"there is no benchmark {reprlib.repr(name)}{did_you_mean(name, known)}; known benchmarks:"
-        f" {', '.join(known) or 'none'}. Give the path of a folder elsewhere, such as"
-        f" ./{name[:40]}, or add its parent to ${SEARCH_PATH_VARIABLE}"
-    )
-
-
-def _folder(name: str) -> Path | None:
-    """Returns the folder of a benchmark; None if this may be the name of a module."""
-    if os.sep in name:
-        folder = Path(name).resolve()
-        if not (folder / f"{folder.name}.py").is_file():
-            raise ParameterError(f"{name} is not a benchmark: it has no {folder.name}.py")
-        return folder
-    found = (base / name for base in search_path() if (base / name / f"{name}.py").is_file())
-    return next(found, None)
-
-
-def list_benchmarks() -> list[str]:
-    """Returns the names of the benchmarks on the search path."""
-    folders = {
-        folder.name
-        for base in search_path()
-        if base.is_dir()
-        for folder in base.iterdir()
-        if (folder / f"{folder.name}.py").is_file()
-    }
-    return sorted(folders)
-
-
-def search_path() -> list[Path]:
-    """Returns the folders in which a benchmark is looked up by its name."""
-    named = os.environ.get(SEARCH_PATH_VARIABLE, "")
-    return [*(Path(each) for each in named.split(os.pathsep) if each), shipped("benchmarks")]
-
-
-def _benchmark_in(folder: Path) -> Benchmark:
-    # The modules of a folder import each other by name, as they do when its script runs.
-    sys.path.insert(0, str(folder))
-    try:
-        return _benchmark_of(importlib.import_module(folder.name), str(folder))
-    finally:
-        sys.path.remove(str(folder))
-        if str(folder) not in sys.path:  # for what its functions import later
-            sys.path.append(str(folder))
-
-
-def _benchmark_of(module: object, name: str) -> Benchmark:
+    module, where = find_module(name)
     benchmark = getattr(module, "BENCHMARK", None)
     if not isinstance(benchmark, Benchmark):
-        raise ParameterError(f"{name} defines no Benchmark object called BENCHMARK")
+        raise ParameterError(f"{where} defines no Benchmark object called BENCHMARK")
     return benchmark

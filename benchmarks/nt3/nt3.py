@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from candle_p1.benchmark import (
+    SAMPLE_FILES,
     Benchmark,
     DataSet,
     Importable,
@@ -127,12 +128,7 @@ class Nt3(Benchmark):
             minimum=0,
         ),
     )
-    files = {  # noqa: RUF012
-        "train": "train_data",
-        "validation": "val_data",
-        "test": "test_data",
-        "groups": "group_data",
-    }
+    files = SAMPLE_FILES
     layouts = dict.fromkeys(("train", "validation", "test"), LAYOUT)
     recipe = Nt3Recipe()
     importable = Importable(needs_labels=True, class_parameter="classes")

@@ -37,28 +37,27 @@ def add_noise(samples: Samples, params: ParameterSet) -> None:
     Raises:
         ParameterError: There is no such gene or sample.
     """
+    random = random_stream(params["rng_seed"], LABELS_OR_NOISE)
     if params["add_noise"] and params["label_noise"]:
-        flip_labels(samples, params)
+        _flip_labels(samples, params, random)
     elif params["noise_gaussian"]:
-        add_gaussian_noise(samples, params)
-    elif params["noise_cluster"]:
-        add_cluster_noise(samples, params)
+        _add_to_all(samples, params)
+    elif params["noise_cluster"]:  # each of sample_ids with probability label_noise
+        listed = np.array(_indices("sample_ids", params, len(samples)), np.int64)
+        chosen = listed[random.random(len(listed)) < params["label_noise"]]
+        _add_to_genes(samples, params, chosen, random)
     elif params["noise_column"]:
-        add_column_noise(samples, params)
+        _add_to_genes(samples, params, np.arange(len(samples)), random)
 
 
-def flip_labels(samples: Samples, params: ParameterSet) -> int:
-    """Flips one-hot labels in place, each with probability label_noise; returns how many.
+def _flip_labels(samples: Samples, params: ParameterSet, random: np.random.Generator) -> None:
+    """Flips one-hot labels, each with probability label_noise.
 
     With noise_correlated, only labels of samples whose scaled gene exceeds feature_threshold can be
     flipped; with several genes in feature_col this is done for one after the other, so that a label
     may be flipped back.
-
-    Raises:
-        ParameterError: There is no such gene.
     """
     x, y = samples.x[:], samples.y[:]
-    random = random_stream(params["rng_seed"], LABELS_OR_NOISE)
     flipped = np.zeros(len(y), bool)
     genes: Sequence[int | None] = [None]
     if params["noise_correlated"]:
@@ -69,11 +68,10 @@ def flip_labels(samples: Samples, params: ParameterSet) -> int:
             chosen &= x[:, gene, 0] > params["feature_threshold"]
         flipped ^= chosen
     y[flipped] = 1 - y[flipped]
-    return int(flipped.sum())
 
 
-def add_gaussian_noise(samples: Samples, params: ParameterSet) -> None:
-    """Adds Gaussian noise of standard deviation std_dev to the scaled genes, in place."""
+def _add_to_all(samples: Samples, params: ParameterSet) -> None:
+    """Adds Gaussian noise of standard deviation std_dev to all scaled genes."""
 
     def add(start: int, rows: NDArray[np.float32]) -> None:
         noise = random_stream(params["rng_seed"], LABELS_OR_NOISE, start)
@@ -82,36 +80,13 @@ def add_gaussian_noise(samples: Samples, params: ParameterSet) -> None:
     change_rows(samples.x[:], add)
 
 
-def add_column_noise(samples: Samples, params: ParameterSet) -> None:
-    """Adds noise to the scaled genes feature_col of all samples, in place.
-
-    Raises:
-        ParameterError: There is no such gene.
-    """
-    _add_to_genes(samples, params, np.arange(len(samples)), _random(params))
-
-
-def add_cluster_noise(samples: Samples, params: ParameterSet) -> None:
-    """Adds noise to the scaled genes feature_col of some samples, in place.
-
-    Each of sample_ids is chosen with probability label_noise.
-
-    Raises:
-        ParameterError: There is no such gene or sample.
-    """
-    random = _random(params)
-    listed = np.array(_indices("sample_ids", params, len(samples)), np.int64)
-    chosen = listed[random.random(len(listed)) < params["label_noise"]]
-    _add_to_genes(samples, params, chosen, random)
-
-
 def _add_to_genes(
     samples: Samples,
     params: ParameterSet,
     which: NDArray[np.int64],
     random: np.random.Generator,
 ) -> None:
-    """Adds noise of noise_type and std_dev to the genes feature_col of these samples."""
+    """Adds noise of noise_type and std_dev to the scaled genes feature_col of these samples."""
     genes = _indices("feature_col", params, samples.x[0:1].shape[1])
     noise = np.zeros((len(samples), len(genes)), np.float32)
     drawn = NOISE_TYPES[params["noise_type"]](random, params["std_dev"], (len(which), len(genes)))
@@ -124,16 +99,8 @@ def _add_to_genes(
     change_rows(samples.x[:], add)
 
 
-def _random(params: ParameterSet) -> np.random.Generator:
-    return random_stream(params["rng_seed"], LABELS_OR_NOISE)
-
-
 def _indices(name: str, params: ParameterSet, number: int) -> Sequence[int]:
-    """Returns the genes or samples that a parameter lists.
-
-    Raises:
-        ParameterError: It lists none, or one that does not exist.
-    """
+    """Returns the genes or samples that a parameter lists; it must list some that exist."""
     indices: list[int] = params[name] or []
     if not indices or max(indices) >= number:
         wrong = max(indices) if indices else None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from candle_p1.benchmark import (
+    SAMPLE_FILES,
     Benchmark,
     CsvLayout,
     DataSet,
@@ -95,13 +96,7 @@ class P1b1(Benchmark):
 
     name = "p1b1"
     title = "P1B1: autoencoder of gene expression profiles"
-    files = {  # noqa: RUF012
-        "train": "train_data",
-        "validation": "val_data",
-        "test": "test_data",
-        "landmarks": "landmark_data",
-        "groups": "group_data",
-    }
+    files = {**SAMPLE_FILES, "landmarks": "landmark_data"}  # noqa: RUF012
     layouts = {  # noqa: RUF012
         **dict.fromkeys(("train", "validation", "test"), LAYOUT),
         "landmarks": LANDMARKS,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from candle_p1.benchmark import (
+    SAMPLE_FILES,
     Benchmark,
     DataSet,
     Importable,
@@ -53,12 +54,7 @@ class P1b2(Benchmark):
 
     name = "p1b2"
     title = "P1B2: cancer type by somatic mutations"
-    files = {  # noqa: RUF012
-        "train": "train_data",
-        "validation": "val_data",
-        "test": "test_data",
-        "groups": "group_data",
-    }
+    files = SAMPLE_FILES
     layouts = dict.fromkeys(("train", "validation", "test"), LAYOUT)
     recipe = P1b2Recipe()
     importable = Importable(needs_labels=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from candle_p1.benchmark import list_benchmarks, search_path
+from candle_p1.benchmark_folders import list_benchmarks, search_path
 from candle_p1.cluster import checks
 from candle_p1.cluster.checks import Finding, Needs, NodeFacts
 from candle_p1.cluster.launchers import find_mpirun, mpirun_version

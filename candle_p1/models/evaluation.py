@@ -39,12 +39,7 @@ def compare_with_naive(values: Mapping[str, float], naive: Mapping[str, float]) 
 
 
 def find_nan(history: Mapping[str, Sequence[float]], quality: Quality) -> list[Failure]:
-    """Returns which losses are not numbers, or infinite, as failures of the run.
-
-    Args:
-        history: Loss and metrics of every epoch, by name.
-        quality: Those of the test.
-    """
+    """Returns which losses, of every epoch and of the test, are not finite, as failures."""
     found = []
     for name, what in (("loss", "training"), ("val_loss", "validation")):
         bad = (i for i, value in enumerate(history.get(name, ()), start=1) if finite(value) is None)

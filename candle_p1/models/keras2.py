@@ -21,11 +21,7 @@ PACKAGE = "tf_keras"
 
 
 def check_directory(directory: str) -> str:
-    """Returns the absolute path of a directory that has tf_keras.
-
-    Raises:
-        ParameterError: It has not.
-    """
+    """Returns the absolute path of a directory, or raises ParameterError if it lacks tf_keras."""
     path = Path(directory).absolute()
     if not (path / PACKAGE / "__init__.py").is_file():
         raise ParameterError(
@@ -36,11 +32,7 @@ def check_directory(directory: str) -> str:
 
 
 def load() -> Any:
-    """Returns the module tf_keras, configured as Keras 3 is.
-
-    Raises:
-        SetupError: It cannot be imported.
-    """
+    """Returns the module tf_keras, configured as Keras 3 is; raises SetupError if it cannot."""
     import keras
 
     try:
@@ -126,10 +118,6 @@ def weights_of(model: Any) -> list[list[Any]]:
 
 
 def set_weights(model: Any, weights: list[list[Any]]) -> None:
-    """Sets what `weights_of` returned of another model.
-
-    Raises:
-        ValueError: The networks differ.
-    """
+    """Sets what `weights_of` returned of another model; raises ValueError if they differ."""
     for layer, values in zip(layers_with_weights(model), weights, strict=True):
         layer.set_weights(values)

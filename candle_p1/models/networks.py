@@ -28,13 +28,8 @@ def add_convolutions(
 ) -> None:
     """Adds convolutions, each with activation and pooling, and then a layer that flattens.
 
-    Adds nothing if ``conv`` is not set.
-
-    Args:
-        model: A ``keras.Sequential`` whose output is (batch, length, 1).
-        params: Gives conv, pool, locally_connected, batch_normalization and activation.
-        length: The length of the input.
-        initializer: The initial weights.
+    Adds nothing if ``conv`` is not set. The model is a ``keras.Sequential`` whose output is (batch,
+    length, 1).
 
     Raises:
         ParameterError: conv and pool do not match, or the input is too short for them.
@@ -105,6 +100,25 @@ def _convolutions(params: ParameterSet, length: int) -> list[_Convolution]:
     return convolutions
 
 
+def without_empty_layers(params: ParameterSet) -> ParameterSet:
+    """Returns the parameters without the layers that CANDLE leaves out.
+
+    They are dense layers of 0 units, and from the first convolution with a 0 all of them, with
+    their pooling.
+    """
+    dense, conv, pool = (params[name] or [] for name in ("dense", "conv", "pool"))
+    lists = {"dense": [units for units in dense if units]}
+    if 0 in conv:
+        num_layers = conv.index(0) // CONV_FIELDS
+        lists["conv"] = conv[: CONV_FIELDS * num_layers]
+        if len(pool) == len(conv) // CONV_FIELDS:
+            lists["pool"] = pool[:num_layers]
+    changed = {name: values for name, values in lists.items() if values != (params[name] or [])}
+    return params.with_settings(
+        {name: (values, params.origin(name)) for name, values in changed.items()}
+    )
+
+
 def initial_weights(params: ParameterSet, default: str = "glorot_uniform") -> str:
     """Returns Keras's name for the initial weights that --initialization requests.
 
@@ -120,11 +134,7 @@ def same_loss(name: str, activation: str) -> Any:
 
     TensorFlow remembers what a sigmoid was computed from, and takes the softmax of that as the
     probabilities of a categorical cross-entropy. Other backends divide the sigmoids by their sum,
-    which is another function with other gradients.
-
-    Args:
-        name: A loss of Keras.
-        activation: The activation of the last layer.
+    which is another function with other gradients. `activation` is that of the last layer.
     """
     import keras
 
@@ -138,11 +148,8 @@ def categorical_crossentropy(targets: Any, sigmoids: Any) -> Any:
     """Returns the cross-entropy of each sample, whose probabilities are the softmax of logits.
 
     The logits are those of which the sigmoids were computed. Where a sigmoid is within 1e-7 of 0 or
-    1, they are limited to 16.1; float32 knows those of 10 to 1e-3.
-
-    Args:
-        targets: One-hot, shape (samples, classes).
-        sigmoids: The model's outputs, in the same shape.
+    1, they are limited to 16.1; float32 knows those of 10 to 1e-3. Targets are one-hot; both have
+    shape (samples, classes).
     """
     from keras import ops
 

@@ -35,11 +35,7 @@ COMPUTE_TYPES = {name: policy.removeprefix("mixed_") for name, policy in DTYPE_P
 
 
 def default_learning_rate(name: str) -> float:
-    """Returns Keras's default learning rate for an optimizer.
-
-    Raises:
-        ParameterError: There is no such optimizer.
-    """
+    """Returns Keras's default learning rate for an optimizer; raises ParameterError for none."""
     return float(inspect.signature(_optimizer_class(name)).parameters["learning_rate"].default)
 
 
@@ -51,7 +47,7 @@ def make_optimizer(
     """Returns a ``keras.optimizers.Optimizer``, with loss scaling if data_type is f16.
 
     Args:
-        params: Give optimizer, optimizer_formula, momentum, backward_passes_per_step and data_type.
+        params: The parameters of the run.
         learning_rate: The learning rate, already scaled.
         constants: Arguments of those of CANDLE_OPTIMIZERS that have them, where Keras 2's formulas
             are used. Keras's default values hold for others.
@@ -89,12 +85,9 @@ def make_optimizer(
 
 
 def check_names(params: ParameterSet) -> None:
-    """Checks that Keras has the activations, the loss and the metric.
+    """Raises ParameterError if Keras lacks an activation, the loss or the metric.
 
     A name for which the benchmark lists the choices may be the benchmark's own.
-
-    Raises:
-        ParameterError: It does not have one of them.
     """
     import keras
 

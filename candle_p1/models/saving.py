@@ -106,10 +106,7 @@ def foreign_classes(config: Any) -> list[str]:
 def plain_copy(model: Any) -> Any:
     """Returns an uncompiled copy, in the processor's memory, made of Keras's own classes.
 
-    Layers that only this package or the benchmark has remain what they are.
-
-    Raises:
-        SavingError: See `describe`.
+    Layers that only this package or the benchmark has remain what they are. See `describe`.
     """
     import keras
 

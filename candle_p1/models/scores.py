@@ -31,11 +31,8 @@ def as_probabilities(outputs: Any, activation: str) -> NDArray[np.float64]:
     """Returns a model's outputs as probabilities of classes, whose sum is 1 for each sample.
 
     They are what a categorical cross-entropy takes them for: of sigmoids, the softmax of what the
-    sigmoids were computed from, and others divided by their sum.
-
-    Args:
-        outputs: Shape (samples, classes).
-        activation: See `last_activation`.
+    sigmoids were computed from, and others divided by their sum. The activation is that of
+    `last_activation`.
 
     Raises:
         ParameterError: They are not those of at least two classes.

@@ -41,10 +41,6 @@ def read_clock(after: Any, *, on_gpu: bool = False) -> Any:
     The clock is read on the CPU, and TensorFlow copies there what an operation takes. Of a tensor
     on a GPU it takes one element, which arrives as soon as the GPU has computed the tensor; when
     the tensor itself is passed on says only when that work was submitted.
-
-    Args:
-        after: The tensor.
-        on_gpu: Whether it is on a GPU.
     """
     import tensorflow as tf
 

@@ -41,17 +41,10 @@ class FusedOptimizer:
 
 
 def update(step: Update, weights: Sequence[Any], gradients: Sequence[Any], **ranks: Any) -> Any:
-    """Updates weights and their state.
+    """Updates float32 variables of Keras or TensorFlow, and their state.
 
-    Args:
-        step: The step of the optimizer.
-        weights: Keras or TensorFlow variables, float32.
-        gradients: Tensors of the same shapes.
-        ranks: How the ranks of a node do so together; see the operation's attributes.
-
-    Returns:
-        The time in which this rank neither waited for others nor copied for them, in s; 0 for a
-        single one.
+    `ranks` is how the ranks of a node do so together; see the operation's attributes. Returns the
+    time in which this rank neither waited for others nor copied for them, in s; 0 for a single one.
     """
     import keras
 

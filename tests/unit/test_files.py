@@ -17,6 +17,7 @@ from candle_p1.data.directory import data_directory
 from candle_p1.data.reader import file_sha256
 from candle_p1.errors import SetupError
 from candle_p1.files import create_atomically, expand_user, release, reserve, write_atomically
+from candle_p1.named_files import NamedFiles
 
 
 def test_only_data_need_a_home_directory(monkeypatch, tmp_path):
@@ -27,7 +28,8 @@ def test_only_data_need_a_home_directory(monkeypatch, tmp_path):
     path.write_text("1\n")
     assert len(file_sha256(path)) == 64
     assert load_machine("slurm").name == "slurm"
-    assert find_benchmark("nt3")._find_file(str(path), None) == path
+    nt3 = find_benchmark("nt3")
+    assert NamedFiles(nt3, nt3.own_parameters).find(str(path)) == path
     with pytest.raises(SetupError, match=r"\$HOME is not set.*: set CANDLE_DATA_DIR$"):
         data_directory()
     monkeypatch.setenv("CANDLE_DATA_DIR", str(tmp_path))

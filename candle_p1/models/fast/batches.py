@@ -20,12 +20,8 @@ take a noticeable part of a step that takes some milliseconds."""
 def stream(batches: TrainBatches, epochs: range, first_step: int = 0) -> Iterator[Any]:
     """Returns the batches of some epochs, one after the other, for Keras's training function.
 
-    The first ones of an epoch are made while the epoch before is validated.
-
-    Args:
-        batches: The batches, which know the order of each epoch.
-        epochs: The epochs, counted from 0; at least one.
-        first_step: The step with which the first of them begins.
+    The first ones of an epoch are made while the epoch before is validated. Epochs count from 0;
+    the first of them begins with `first_step`.
     """
     in_order = (
         batches.epoch_batches(epoch, first_step * (epoch == epochs.start)) for epoch in epochs
@@ -57,10 +53,6 @@ def for_fit(batches: keras.utils.PyDataset) -> Any:
     With TensorFlow this is a ``tf.data.Dataset``. Keras would make one, too, but one that tunes
     itself in a background thread, which sleeps twice as long each time. The end of an epoch
     sometimes waits for that thread, for up to as long as the epoch took.
-
-    Args:
-        batches: The batches, of known length: arrays, or tuples, lists or dictionaries of arrays.
-            All have the same structure, dtypes and shapes; the last may have fewer samples.
     """
     if keras.backend.backend() != "tensorflow":
         return batches
@@ -71,11 +63,9 @@ def for_fit(batches: keras.utils.PyDataset) -> Any:
 
 
 def _dataset(batch: Any, epochs: Callable[[], Iterable[keras.utils.PyDataset]]) -> Any:
-    """Returns a ``tf.data.Dataset`` of the batches of epochs, one after the other.
+    """Returns a ``tf.data.Dataset`` of the batches of each epoch, one after the other.
 
-    Args:
-        batch: One of the batches.
-        epochs: Returns the batches of each epoch.
+    All have the structure, dtypes and shapes of `batch`, but the last may have fewer samples.
     """
     import tensorflow as tf
 

@@ -65,14 +65,7 @@ class Note:
 def convolve(inputs: Any, kernel: Any, bias: Any, *, rectify: bool) -> Any:
     """Returns the 1D convolution with a stride of one and no padding, plus a bias for each filter.
 
-    Args:
-        inputs: Shape (batch, length, channels).
-        kernel: Shape (taps, channels, filters).
-        bias: Shape (filters,).
-        rectify: Whether to replace negative values by zeros.
-
-    Returns:
-        A tensor of shape (batch, length - taps + 1, filters).
+    See `Note` for the arguments. The outputs have shape (batch, length - taps + 1, filters).
     """
     convolution = Note(inputs, kernel, bias, rectify)
     outputs = compute(convolution, convolution.algorithm())
@@ -83,12 +76,7 @@ def convolve(inputs: Any, kernel: Any, bias: Any, *, rectify: bool) -> Any:
 def pool(inputs: Any, size: int) -> Any | None:
     """Returns the maxima of neighbouring positions if the convolution before can compute them.
 
-    Args:
-        inputs: Shape (batch, positions, channels).
-        size: The positions of a pool; those after the last whole one do not count.
-
-    Returns:
-        A tensor of shape (batch, positions // size, channels), or None.
+    Inputs have shape (batch, positions, channels), and maxima (batch, positions // size, channels).
     """
     convolution = getattr(inputs, _ATTRIBUTE, None)
     if convolution is None or size <= 1:

@@ -55,11 +55,7 @@ class Placement(NamedTuple):
 
 
 def limit_bytes(local_size: int) -> int:
-    """Returns how many bytes may be copied if the user sets no limit.
-
-    Args:
-        local_size: The ranks of this node.
-    """
+    """Returns how many bytes each of a node's ranks may copy if the user sets no limit."""
     import jax
 
     device = jax.local_devices()[0]
@@ -77,11 +73,8 @@ def place(
 ) -> Placement:
     """Puts sets of samples on each rank's device, if all of them can be there on all ranks.
 
-    Args:
-        sets: The samples, which must not change any more.
-        limit: How many bytes may be copied; 0 keeps all samples on the host.
-        any_rank: Returns whether something holds on any rank; collective.
-        show: Shows the progress of copying large arrays.
+    They must not change any more. `limit` is how many bytes may be copied; 0 keeps all samples on
+    the host. `any_rank` returns whether something holds on any rank, and is collective.
     """
     import jax
 

@@ -33,12 +33,8 @@ LEAST_WEIGHTS = 1 << 22
 def convolve_channel(inputs: Any, kernel: Any) -> Any:
     """Returns the convolution of one channel with a stride of one and no padding.
 
-    Args:
-        inputs: Shape (batch, length, 1).
-        kernel: Shape (taps, 1, filters).
-
-    Returns:
-        An array of shape (batch, length - taps + 1, filters).
+    Inputs have shape (batch, length, 1), the kernel (taps, 1, filters), and the outputs (batch,
+    length - taps + 1, filters).
     """
     taps, _, filters = kernel.shape
     positions = inputs.shape[1] - taps + 1
@@ -61,13 +57,8 @@ convolve_channel.defvjp(
 def pool(inputs: Any, size: int) -> Any:
     """Returns the maxima of neighbouring positions; of equal ones, the first has the gradient.
 
-    Args:
-        inputs: Shape (batch, positions, channels).
-        size: The positions of a pool, at most MAX_POOL; those after the last whole one are left
-            out.
-
-    Returns:
-        An array of shape (batch, positions // size, channels).
+    Inputs have shape (batch, positions, channels), and maxima (batch, positions // size, channels).
+    A size is at most MAX_POOL; positions after the last whole pool are left out.
     """
     return _pools(inputs, size).max(axis=2)
 

@@ -37,22 +37,17 @@ class Conv1D(keras.layers.Conv1D):  # type: ignore[misc]
         """Returns the convolution, shape (batch, positions, filters)."""
         if not self._is_fast(inputs.shape[1]):
             return super().call(inputs)
+        fast.note("Conv1D")
+        kernel, bias = map(keras.ops.convert_to_tensor, (self.kernel, self.bias))
         if fast.on_gpu():
-            return self._of_one_channel(inputs)
+            from candle_p1.models.fast.gpu_forms import convolve_channel
+
+            return self.activation(convolve_channel(inputs, kernel) + bias)
         from candle_p1.models.fast.convolutions import convolve
 
-        fast.note("Conv1D")
-        kernel, bias = (keras.ops.convert_to_tensor(each) for each in (self.kernel, self.bias))
         rectify = self.activation is keras.activations.relu
         outputs = convolve(inputs, kernel, bias, rectify=rectify)
         return outputs if rectify else self.activation(outputs)
-
-    def _of_one_channel(self, inputs: Any) -> Any:
-        from candle_p1.models.fast.gpu_forms import convolve_channel
-
-        fast.note("Conv1D")
-        kernel, bias = (keras.ops.convert_to_tensor(each) for each in (self.kernel, self.bias))
-        return self.activation(convolve_channel(inputs, kernel) + bias)
 
     def multiplications(self) -> float:
         """Returns how many multiplications the products take for each output position."""
@@ -114,7 +109,7 @@ class Dense(keras.layers.Dense):  # type: ignore[misc]
             from candle_p1.models.fast.gpu_forms import multiply as product
 
             fast.note("Dense")
-            kernel, bias = (keras.ops.convert_to_tensor(each) for each in (self.kernel, self.bias))
+            kernel, bias = map(keras.ops.convert_to_tensor, (self.kernel, self.bias))
             return self.activation(product(inputs, kernel) + bias)
         kernel = self._penalized_kernel()
         simple &= self.compute_dtype not in fast.HALF_TYPES

@@ -51,9 +51,6 @@ def drawn_once(initializer: Callable[..., Any]) -> Callable[..., Any]:
     Operations called one by one keep the result of each, and TensorFlow's allocator keeps their
     memory for later. As one function they compute in the memory of the first. It is traced here,
     for one call: calls that trace would look to TensorFlow like one function that is traced anew.
-
-    Args:
-        initializer: Takes the shape and the dtype.
     """
 
     def draw(shape: Any, dtype: Any = None) -> Any:

@@ -1,4 +1,4 @@
-from __future__ import annotations
+"""NT3's noise on the training samples."""
 
 import sys
 
@@ -13,10 +13,6 @@ noise = sys.modules["nt3_noise"]
 NUM_SAMPLES = 2000
 
 
-def params_for(*flags):
-    return NT3.read_parameters(flags)
-
-
 def samples():
     """Gene 1 is 0.5 in the first half of the samples; all other values are 0."""
     x = np.zeros((NUM_SAMPLES, 3, 1), np.float32)
@@ -24,33 +20,40 @@ def samples():
     return Samples(x, np.eye(2, dtype=np.float32)[np.arange(NUM_SAMPLES) % 2])
 
 
+def changes(flags):
+    """Returns which labels are flipped, and what is added to the genes: the same each time."""
+    params, plain, found = NT3.read_parameters(flags.split()), samples(), []
+    for _ in range(2):
+        noisy = samples()
+        noise.add_noise(noisy, params)
+        np.testing.assert_array_equal(noisy.y[:].sum(axis=1), 1)
+        added = (noisy.x[:] - plain.x[:])[:, :, 0]
+        found.append(((noisy.y[:] != plain.y[:]).any(axis=1), added))
+    np.testing.assert_equal(*found)
+    return found[0]
+
+
 HALF = np.arange(NUM_SAMPLES) < NUM_SAMPLES // 2
-NONE, ALL = HALF & ~HALF, HALF | ~HALF
-GENES = "--label_noise 1 --noise_correlated True --feature_threshold"
+CORRELATED = "--label_noise 1 --noise_correlated True --feature_threshold"
 
 
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (f"{GENES} 0.1 --feature_col 1", HALF),  # above the threshold of a gene
-        (f"{GENES} -0.1 --feature_col 0 2", NONE),  # twice, one gene after the other
-        (f"{GENES} -0.1 --feature_col 0 1 2", ALL),
-        ("--label_noise 1", ALL),
+        (f"{CORRELATED} 0.1 --feature_col 1", HALF),  # above the threshold of a gene
+        (f"{CORRELATED} -0.1 --feature_col 0 2", HALF & ~HALF),  # twice, gene after gene
+        (f"{CORRELATED} -0.1 --feature_col 0 1 2", HALF | ~HALF),
+        ("--label_noise 1", HALF | ~HALF),
         ("--label_noise 0.25", None),
     ],
 )
 def test_labels_of_some_samples_are_flipped(flags, expected):
-    noisy, again = samples(), samples()
-    count = noise.flip_labels(noisy, params_for(*flags.split()))
-    flipped = (noisy.y[:] != samples().y[:]).any(axis=1)
-    assert flipped.sum() == count
-    np.testing.assert_array_equal(noisy.y[:].sum(axis=1), 1)
+    flipped, added = changes(f"--add_noise 1 {flags}")
+    assert not added.any()
     if expected is None:
-        assert count == pytest.approx(0.25 * NUM_SAMPLES, rel=0.15)
+        assert flipped.sum() == pytest.approx(0.25 * NUM_SAMPLES, rel=0.15)
     else:
         np.testing.assert_array_equal(flipped, expected)
-    noise.flip_labels(again, params_for(*flags.split()))
-    np.testing.assert_array_equal(again.y[:], noisy.y[:])
 
 
 @pytest.mark.parametrize(
@@ -64,7 +67,7 @@ def test_labels_of_some_samples_are_flipped(flags, expected):
 )
 def test_genes_and_samples_that_do_not_exist_are_refused(flags, message):
     with pytest.raises(ParameterError, match=message):
-        noise.add_noise(samples(), params_for(*flags.split()))
+        changes(flags)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +79,8 @@ def test_genes_and_samples_that_do_not_exist_are_refused(flags, message):
     ],
 )
 def test_noise_on_genes_changes_these_genes_of_all_samples(flags, deviation, changed):
-    noisy = samples()
-    noise.add_noise(noisy, params_for(*flags.split(), "--std_dev", "0.2"))
-    added = (noisy.x[:] - samples().x[:])[:, :, 0]
+    flipped, added = changes(f"{flags} --std_dev 0.2")
+    assert not flipped.any()
     assert np.flatnonzero(added.any(axis=0)).tolist() == changed
     assert added[:, changed].std() == pytest.approx(deviation, rel=0.05)
     assert abs(added.mean()) < 0.02
@@ -88,10 +90,8 @@ def test_noise_on_genes_changes_these_genes_of_all_samples(flags, deviation, cha
 
 def test_noise_on_a_cluster_changes_genes_of_a_fraction_of_the_listed_samples():
     listed = range(0, NUM_SAMPLES, 4)
-    flags = ["--noise_cluster", "True", "--feature_col", "1", "2", "--label_noise", "0.25"]
-    noisy = samples()
-    noise.add_noise(noisy, params_for(*flags, "--sample_ids", *map(str, listed)))
-    added = (noisy.x[:] - samples().x[:])[:, :, 0]
+    flags = "--noise_cluster True --feature_col 1 2 --label_noise 0.25 --sample_ids "
+    _, added = changes(flags + " ".join(map(str, listed)))
     changed = np.flatnonzero(added.any(axis=1))
     assert set(changed) <= set(listed)
     assert len(changed) == pytest.approx(0.25 * len(listed), rel=0.25)
@@ -104,40 +104,33 @@ def test_noise_on_a_cluster_changes_genes_of_a_fraction_of_the_listed_samples():
     ("flags", "kind"),
     [
         ("", None),
-        ("--add_noise 1", "labels"),
         ("--add_noise 1 --noise_gaussian 1 --noise_cluster 1 --noise_column 1", "labels"),
         ("--add_noise 1 --label_noise 0", None),
         ("--add_noise 1 --label_noise 0 --noise_gaussian 1 --noise_column 1", "all"),
         ("--add_noise 1 --label_noise 0 --noise_column 1", "column"),
         ("--add_noise 1 --label_noise 0 --noise_cluster 1 --noise_column 1 --sample_ids 3", None),
-        ("--noise_gaussian 1", "all"),
-        ("--noise_column 1", "column"),
         ("--noise_cluster 1 --noise_column 1 --label_noise 1 --sample_ids 3", "sample"),
     ],
 )
 def test_the_kinds_of_noise_have_candles_precedence(flags, kind):
-    noisy = samples()
-    noise.add_noise(noisy, params_for("--feature_col", "1", *flags.split()))
-    labels = (noisy.y[:] != samples().y[:]).any()
-    changed = (noisy.x[:] != samples().x[:])[:, :, 0]
+    flipped, added = changes(f"--feature_col 1 {flags}")
     found = {0: None, 1: "sample", NUM_SAMPLES: "column", 3 * NUM_SAMPLES: "all"}
-    assert ("labels" if labels else found[changed.sum()]) == kind
-    assert not (labels and changed.any())
+    assert ("labels" if flipped.any() else found[np.count_nonzero(added)]) == kind
+    assert not (flipped.any() and added.any())
 
 
-def test_noise_affects_only_the_training_samples():
-    random = np.random.default_rng(1)
+@pytest.mark.parametrize("flags", ["--add_noise 1", "--noise_gaussian 1"])
+def test_noise_affects_only_the_training_samples(flags):
+    values = np.random.default_rng(1).random((2, 40, 3))
     rows = {
-        role: np.hstack([np.arange(40)[:, None] % 2, random.random((40, 3))]).astype(np.float32)
-        for role in ("train", "test")
+        role: np.insert(each, 0, np.arange(40) % 2, axis=1).astype(np.float32)
+        for role, each in zip(("train", "test"), values, strict=True)
     }
-    plain = NT3.preprocess({role: rows[role].copy() for role in rows}, params_for())
-    for flags in ("--add_noise 1", "--noise_gaussian 1", "--noise_column 1 --feature_col 2"):
-        raw = {role: rows[role].copy() for role in rows}
-        noisy = NT3.preprocess(raw, params_for(*flags.split()))
-        assert not all(
-            np.array_equal(a[:], b[:])
-            for a, b in ((noisy.train.x, plain.train.x), (noisy.train.y, plain.train.y))
+    noisy, plain = (
+        NT3.preprocess(
+            {role: each.copy() for role, each in rows.items()}, NT3.read_parameters(argv)
         )
-        np.testing.assert_array_equal(noisy.test.x[:], plain.test.x[:])
-        np.testing.assert_array_equal(noisy.test.y[:], plain.test.y[:])
+        for argv in (flags.split(), [])
+    )
+    assert any((a != b).any() for a, b in zip(noisy.train[:], plain.train[:], strict=True))
+    np.testing.assert_equal(noisy.test[:], plain.test[:])

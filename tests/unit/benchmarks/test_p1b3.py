@@ -1,7 +1,5 @@
 """P1B3's choice of responses and its batches, against merged pandas frames."""
 
-from __future__ import annotations
-
 import re
 import sys
 

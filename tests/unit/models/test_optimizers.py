@@ -1,5 +1,7 @@
 """Optimizers by CANDLE's names, against published formulas where this package has its own."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -20,15 +22,11 @@ def make(flags, **constants):
     return make_optimizer(find_benchmark("p1b2").read_parameters(flags.split()), RATE, **constants)
 
 
-def rmsprop(gradients, epsilon, under_root=0):
+def rmsprop(gradients, epsilon, under_root=0.0):
     square = 0
     for g in gradients:
         square = RHO * square + (1 - RHO) * g**2
         yield RATE * g / (np.sqrt(square + under_root) + epsilon)
-
-
-def rmsprop_of_keras_3(gradients, epsilon):
-    return rmsprop(gradients, 0, under_root=epsilon)
 
 
 def adagrad(gradients, epsilon):
@@ -57,10 +55,6 @@ def nadam(gradients, epsilon, decay=0.004):
         yield RATE * mean / (np.sqrt(v / (1 - B2**t)) + epsilon)
 
 
-def nadam_of_keras_3(gradients, epsilon):
-    return nadam(gradients, epsilon, decay=1)
-
-
 @pytest.mark.parametrize(
     ("flags", "formula", "epsilon"),
     [
@@ -68,8 +62,8 @@ def nadam_of_keras_3(gradients, epsilon):
         ("--optimizer adagrad", adagrad, 1e-8),
         ("--optimizer nadam", nadam, 1e-8),
         ("--optimizer adam", adam, 1e-8),
-        ("--optimizer rmsprop --optimizer_formula keras3", rmsprop_of_keras_3, 1e-7),
-        ("--optimizer nadam --optimizer_formula keras3", nadam_of_keras_3, 1e-7),
+        ("--optimizer rmsprop --optimizer_formula keras3", partial(rmsprop, under_root=1e-7), 0),
+        ("--optimizer nadam --optimizer_formula keras3", partial(nadam, decay=1), 1e-7),
     ],
 )
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.extended)])
