@@ -13,10 +13,9 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from candle_p1.benchmark import Benchmark
-from candle_p1.checkpoints.policy import are_saved
 from candle_p1.data.reader import FileSet, Reader, describe_together, loading
 from candle_p1.data.samples import DataSet
 from candle_p1.distributed.allreduce_log import unknown_efficiency
@@ -47,10 +46,15 @@ from candle_p1.records.summary import VALIDATES_ON_TEST
 from candle_p1.records.types import Failure
 from candle_p1.scaling import ScalingPlan, epochs_of_ranks
 from candle_p1.text import count, print_error
-from candle_p1.training.fingerprint import data_fingerprint, run_fingerprint
 from candle_p1.training.lifecycle import Run, recorded_run
-from candle_p1.training.measured import describe_model, describe_rank, unmet_requests
-from candle_p1.training.restart import Restart, may_restart
+from candle_p1.training.measured import (
+    chosen_by_test,
+    describe_model,
+    describe_rank,
+    num_samples,
+    unmet_requests,
+)
+from candle_p1.training.restart import Restart, data_fingerprint, may_restart, run_fingerprint
 from candle_p1.training.setup import (
     Training,
     build_model,
@@ -64,15 +68,11 @@ from candle_p1.training.setup import (
 )
 
 CURVES_NAME = "history.png"
-
-
 EpochFunction = Callable[[int, Mapping[str, float]], bool]
 
 
 def run(
-    benchmark: Benchmark,
-    parameters: Mapping[str, Any],
-    after_epoch: EpochFunction | None = None,
+    benchmark: Benchmark, parameters: Mapping[str, Any], after_epoch: EpochFunction | None = None
 ) -> Any:
     """Trains a benchmark and records the run. Every rank of the job must call it.
 
@@ -95,14 +95,7 @@ def run(
     params = agree(comm, benchmark.bind, parameters)
     is_shown = comm.broadcast(after_epoch is not None)
     own = (after_epoch or (lambda *_: False)) if is_shown else None
-    return _run(benchmark, params, comm, own).history
-
-
-class _Outcome(NamedTuple):
-    """What a run returns: the history; and if it failed although it has trained, why."""
-
-    history: Any
-    failure: Failure | None
+    return _run(benchmark, params, comm, own)[0]
 
 
 def _run(
@@ -110,8 +103,8 @@ def _run(
     params: ParameterSet,
     comm: Communicator,
     after_epoch: EpochFunction | None = None,
-) -> _Outcome:
-    """Trains a benchmark with bound parameters; see `run`."""
+) -> tuple[Any, Failure | None]:
+    """Returns the history; and if the run failed although it has trained, why. See `run`."""
     check_ranks(launched_rank(), comm)
     check_same_parameters(params, comm)
     on_first_rank(comm, benchmark.check_tables, params)
@@ -134,9 +127,8 @@ def _run(
                     run.screen.say(restart.explain())
             results = run.result_directory(params["save_path"])
             run.screen.say("importing Keras and its backend, which takes some seconds")
-            engine = agree(
-                comm, make_engine, params["engine"], comm, share_gpus=params["share_gpus"]
-            )
+            share = params["share_gpus"]
+            engine = agree(comm, make_engine, params["engine"], comm, share_gpus=share)
             device, averaging = _start(params, timeline, engine, run)
             with phases.region("files"):
                 files = _locate_files(benchmark, params, run)
@@ -164,7 +156,8 @@ def _run(
             with phases("preprocess"):
                 data = benchmark.preprocess(raw, params)
                 on_test = data.validation is data.test
-                data = _limit(data, params)
+                data.train = data.train.first(params["train_samples"] or 0)
+                data.validation = data.validation.first(params["val_samples"] or 0)
             with phases("build"):
                 plan = make_plan(benchmark, params, len(data.train), comm, restart)
                 check_passes(plan, params, restart)
@@ -190,8 +183,9 @@ def _run(
         run.screen.say(f"{plan.explain()}; validation in parentheses")
         if on_test:
             run.screen.say(VALIDATES_ON_TEST)
-        warnings = [*plan.warnings, *_chosen_by_test(params, on_test)]
-        warnings += unmet_requests(params, describe_model(model), reads_tables=bool(reader.table_s))
+        network, reads_tables = describe_model(model), bool(reader.table_s)
+        warnings = [*plan.warnings, *chosen_by_test(params, on_test)]
+        warnings += unmet_requests(params, network, reads_tables=reads_tables)
         for warning in warnings:
             run.screen.warn(warning)
         log.describe(params, plan, len(data.train), len(data.validation))
@@ -200,15 +194,13 @@ def _run(
                 "synthetic": files.synthetic,
                 "loader": reader.loader,
                 "load_threads": threads,
-                "num_copies": reader.loading.num_copies if reader.table_s else None,
+                "num_copies": reader.loading.num_copies if reads_tables else None,
                 "files": reader.identify(),
                 "joins": reader.joins,
                 "scaling": params["scaling"],
                 "scaling_fit": params["scaling_fit"],
                 "inputs": models.describe_inputs(data),
-                "num_train": len(data.train),
-                "num_validation": len(data.validation),
-                "num_test": len(data.test),
+                **num_samples(data),
                 "validates_on_test": on_test,
             },
             "plan": plan,
@@ -222,21 +214,10 @@ def _run(
 
         run.note(**sections, warnings=warned())
         with phases("train"):
+            fingerprint |= {"data": data_fingerprint(reader)}
+            built = (data, plan, model, allreduces, log, models)
             trained = train_model(
-                Training(
-                    run=run,
-                    benchmark=benchmark,
-                    params=params,
-                    data=data,
-                    plan=plan,
-                    model=model,
-                    allreduces=allreduces,
-                    log=log,
-                    models=models,
-                    fingerprint=fingerprint | {"data": data_fingerprint(reader)},
-                    restart=restart,
-                    after_epoch=after_epoch,
-                )
+                Training(run, benchmark, params, *built, fingerprint, restart, after_epoch)
             )
         history = trained.history
 
@@ -265,9 +246,7 @@ def _run(
         found |= {"failure": failure} if failure else {}
         found |= {"programs": device.programs.describe()} if device.programs else {}
         run.finish(
-            describe_rank(
-                comm, threads=device.threads, device=device.name, num_cores=device.num_cores
-            ),
+            describe_rank(comm, device.threads, device.name, device.num_cores),
             clock_waits_for=allreduces.waits_for if allreduces else None,
             **sections | {"data": sections["data"] | {"files": files_read}},
             model=describe_model(model).model_copy(update={"file_sha256": models.final_sha256}),
@@ -284,7 +263,7 @@ def _run(
         if comm.rank == 0:
             run.screen.show_result(run.record, run.record_path)
             _draw_curves(run, history, files.synthetic)
-    return _Outcome(history, failure)
+    return history, failure
 
 
 def _draw_curves(run: Run, history: Any, synthetic: bool) -> None:
@@ -346,7 +325,7 @@ def main(benchmark: Benchmark) -> None:
         quiet = contextlib.redirect_stdout(io.StringIO()) if comm.rank else contextlib.nullcontext()
         with quiet:
             params = agree(comm, benchmark.read_parameters)
-        failure = _run(benchmark, params, comm).failure
+        _, failure = _run(benchmark, params, comm)
         if failure is not None:
             raise CandleError(
                 f"{failure.reason}: lower the learning rate, check the data, or accept it by"
@@ -420,22 +399,3 @@ def _locate_files(benchmark: Benchmark, params: ParameterSet, run: Run) -> FileS
             return locate_files(benchmark, params, progress)
 
     return on_first_rank(run.comm, locate)
-
-
-def _limit(data: DataSet, params: ParameterSet) -> DataSet:
-    data.train = data.train.first(params["train_samples"] or 0)
-    data.validation = data.validation.first(params["val_samples"] or 0)
-    return data
-
-
-def _chosen_by_test(params: ParameterSet, on_test: bool) -> list[str]:
-    """Returns a warning if validation, on the test samples, decides something."""
-    of_best = are_saved(params) and params["ckpt_save_best_metric"].startswith("val_")
-    deciding = {"early_stop": params["early_stop"], "ckpt_save_best": of_best}
-    chosen = [name for name, decides in deciding.items() if decides and params[name]]
-    if not chosen or not on_test:
-        return []
-    return [
-        f"{' and '.join(chosen)}: the validation samples are the test samples, so the test metrics"
-        " of the chosen model are optimistic"
-    ]

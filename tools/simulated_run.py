@@ -50,12 +50,11 @@ from candle_p1.records.record import write_record
 from candle_p1.records.types import Position
 from candle_p1.scaling import ScalingPlan, epochs_of_ranks
 from candle_p1.training.epochs import GatheredEpochs, epoch_arrays
-from candle_p1.training.lifecycle import Run, first_record
-from candle_p1.training.measured import describe_rank
-from candle_p1.training.power_meter import PowerMeter
+from candle_p1.training.lifecycle import Run
+from candle_p1.training.measured import PowerMeter, describe_rank, first_record
 from candle_p1.training.restart import Restart
 from candle_p1.training.run_directory import RunDirectory
-from candle_p1.training.save_trigger import SaveTrigger
+from candle_p1.training.saver import SaveTrigger
 from candle_p1.training.screen import Screen
 from candle_p1.training.setup import check_same_data, check_same_parameters, locate_files
 from tools.simulated import ArrayInMemory, SimulatedCommunicator

@@ -23,11 +23,11 @@ NUM_TRACED_STEPS = 10
 
 
 def reduce_metrics(model: Any, comm: Communicator) -> dict[str, float]:
-    """Returns the model's metrics over the samples of all ranks; collective.
+    """Returns the model's metrics over the samples of all ranks, which it takes on; collective.
 
     The state of a Keras metric consists of sums (of values and of weights, or of counts), so adding
     up the ranks' states gives the state over all samples, with the right weights for shares of
-    unequal size. The metrics of `model` take on that state. Ranks without samples must call too.
+    unequal size.
     """
     if comm.size == 1:
         return _results(model)
@@ -58,14 +58,9 @@ def evaluate_shared(
 ) -> dict[str, float]:
     """Evaluates a model on the samples of all ranks together; collective.
 
-    Args:
-        model: A compiled model with the same weights on every rank.
-        batches: This rank's share of the samples, in batches; may be empty.
-        comm: The ranks.
-        evaluate: Updates the metrics of the model with all batches; None: batch by batch.
-
-    Returns:
-        Loss and metrics by name, as one process would compute them to float32 rounding.
+    The batches are this rank's share of the samples, and may be none. If `evaluate` is given, it
+    updates the metrics of the model with all of them. Returns loss and metrics by name, as one
+    process would compute them to float32 rounding.
     """
     model.reset_metrics()
     if evaluate is not None:
@@ -147,40 +142,12 @@ class ReplicaCheck(keras.callbacks.Callback):  # type: ignore[misc]
         check_equal(self.model.weights, self._comm, self._epoch)
 
 
-class TimeLimit(keras.callbacks.Callback):  # type: ignore[misc]
-    """Ends training, on all ranks, after the epoch in which a time limit is reached.
-
-    Attributes:
-        reached: Whether it has been reached.
-    """
-
-    def __init__(self, limit_s: float, comm: Communicator) -> None:
-        super().__init__()
-        self._limit_s, self._comm = limit_s, comm
-        self._start = time.perf_counter()
-        self.reached = False
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Stops training if the limit is reached by rank 0's clock; collective."""
-        self.reached = self._comm.broadcast(time.perf_counter() - self._start > self._limit_s)
-        self.model.stop_training = self.model.stop_training or self.reached
-
-    def checkpoint_state(self) -> dict[str, Any]:
-        """Returns how much of the time is used."""
-        return {"used_s": time.perf_counter() - self._start, "reached": self.reached}
-
-    def restore_state(self, state: dict[str, Any]) -> None:
-        """Counts the time that earlier segments of the run have used."""
-        self._start = time.perf_counter() - state["used_s"]
-        self.reached = state["reached"]
-
-
 class AfterEpoch(keras.callbacks.Callback):  # type: ignore[misc]
-    """Shows every epoch to the program that has called `run`, which may end training with it.
+    """Asks after every epoch on rank 0 whether training ends, on all ranks.
 
     Args:
-        function: Takes the number of the epoch, from 1, and its metrics over all ranks; returns
-            whether training ends. It is called on rank 0.
+        function: Takes the number of the epoch, from 1, and its metrics over all ranks. It may be
+            that of a program, which keeps a state of its own.
         comm: The ranks.
 
     Attributes:
@@ -201,21 +168,28 @@ class AfterEpoch(keras.callbacks.Callback):  # type: ignore[misc]
         )
         self.model.stop_training = self.model.stop_training or self.has_ended
 
+
+class TimeLimit(AfterEpoch):
+    """Ends training after the epoch in which a time limit is reached by rank 0's clock."""
+
+    def __init__(self, limit_s: float, comm: Communicator) -> None:
+        super().__init__(lambda *_: time.perf_counter() - self._start > limit_s, comm)
+        self._start = time.perf_counter()
+
     def checkpoint_state(self) -> dict[str, Any]:
-        """Returns nothing: what the function does is up to its program."""
-        return {}
+        """Returns how much of the time is used."""
+        return {"used_s": time.perf_counter() - self._start, "reached": self.has_ended}
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        """Does nothing."""
+        """Counts the time that earlier segments of the run have used."""
+        self._start = time.perf_counter() - state["used_s"]
+        self.has_ended = state["reached"]
 
 
 class StepTracer(keras.callbacks.Callback):  # type: ignore[misc]
     """Traces ten steps of this rank, after the first two, or as many as there are.
 
-    TensorBoard and XProf open the trace. Tracing slows the steps down.
-
-    Args:
-        directory: Where the trace goes.
+    TensorBoard and XProf open the trace in the directory. Tracing slows the steps down.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -19,7 +19,7 @@ from candle_p1.models.saving import FINAL_NAME, LAYERS_NAME, load, network_of
 from candle_p1.parameters.parameter_set import ParameterSet
 from candle_p1.records.record import RECORD_NAME, read_so_far
 from candle_p1.records.types import RunRecord
-from candle_p1.training.fingerprint import TrainingState, run_fingerprint
+from candle_p1.training.restart import TrainingState, run_fingerprint
 from candle_p1.training.run_directory import checkpoint_root
 
 Which = Literal["best", "latest"]

@@ -17,7 +17,7 @@ from candle_p1.distributed.comm import Communicator
 from candle_p1.instrument.epochs import Epoch, sum_of_known, summarize_epoch
 from candle_p1.records.record import finite
 from candle_p1.records.types import EpochRecord
-from candle_p1.training.fingerprint import TrainingState
+from candle_p1.training.restart import TrainingState
 
 EPOCH = "epoch/so_far"
 """The name of the array that holds what was measured of an epoch that is not complete."""
@@ -31,18 +31,18 @@ class EpochTimer:
         take_allreduce_times: Returns, for the steps since the last call, the time in which this
             rank waited for gradient allreduces and the time in which any was in progress, in s;
             None for both if that is not measured.
+        earlier: The steps of the first epoch that an earlier segment of the run has trained.
     """
 
     def __init__(
-        self, start_s: float, take_allreduce_times: Callable[[], tuple[float | None, float | None]]
+        self,
+        start_s: float,
+        take_allreduce_times: Callable[[], tuple[float | None, float | None]],
+        earlier: Epoch | None = None,
     ) -> None:
         self._start_s, self._take_allreduce_times = start_s, take_allreduce_times
-        self._earlier: Epoch | None = None
-        self._first_step: int | None = 0
-
-    def resume(self, earlier: Epoch) -> None:
-        """Counts the steps of the first epoch that an earlier segment of the run has trained."""
         self._earlier = earlier
+        self._first_step: int | None = 0
 
     def begin_epoch(self) -> None:
         """Starts timing an epoch."""
@@ -69,26 +69,16 @@ class EpochTimer:
         steps_s: list[float] = []
         for (begin, num), (end, _) in pairwise([*self._blocks, (now, 0)]):
             steps_s += num * [(end - begin) / num]
-        epoch = Epoch(
-            self._begin - self._start_s,
-            now - self._begin,
-            steps_s,
-            exposed_s,
-            allreduce_s,
-            self._first_step,
-        )
+        begin_s, train_s = self._begin - self._start_s, now - self._begin
+        epoch = Epoch(begin_s, train_s, steps_s, exposed_s, allreduce_s, self._first_step)
         return epoch if self._earlier is None else epoch.after(self._earlier)
 
 
 class GatheredEpochs:
-    """The epochs so far.
+    """The epochs so far, of each of which all ranks together train `num_samples` samples.
 
-    Args:
-        comm: The ranks.
-        history: The ``keras.callbacks.History``, with the metrics of all epochs.
-        num_samples: The samples that all ranks together train in an epoch.
-        segment: The number of this segment of the run, from 1.
-        saved: What the checkpoint says that the run resumes from; None: there is none.
+    `history` is a ``keras.callbacks.History`` with their metrics, `segment` the number of this
+    segment of the run, and `saved` what the checkpoint says that it resumes from.
 
     Attributes:
         facts: The epochs, in order; complete on rank 0 only.
@@ -133,28 +123,21 @@ class GatheredEpochs:
 
     def _summarize(self, epochs: Iterable[NDArray[np.float64]], first: int) -> list[EpochRecord]:
         """Returns epochs, the first of this index, from what ranks measured in each."""
-        return [
-            summarize_epoch(
-                number + 1,
-                ranks,
-                {name: finite(values[number]) for name, values in self._history.history.items()},
-                segment=self._segment if self._segment > 1 else None,
-            )
-            for number, ranks in enumerate(epochs, start=first)
-        ]
+        segment, metrics = self._segment if self._segment > 1 else None, self._history.history
+        found = []
+        for number, ranks in enumerate(epochs, start=first):
+            values = {name: finite(each[number]) for name, each in metrics.items()}
+            found.append(summarize_epoch(number + 1, ranks, values, segment))
+        return found
 
     def to_facts(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps, as JSON; collective, and complete on rank 0 only."""
         self.gather()
-        return {
-            "epochs": [
-                epoch.model_copy(update={"segment": epoch.segment or self._segment}).model_dump(
-                    mode="json"
-                )
-                for epoch in self.facts
-            ],
-            "num_samples": self.num_samples,
-        }
+        epochs = [
+            epoch.model_dump(mode="json") | {"segment": epoch.segment or self._segment}
+            for epoch in self.facts
+        ]
+        return {"epochs": epochs, "num_samples": self.num_samples}
 
     @property
     def num_samples(self) -> int:

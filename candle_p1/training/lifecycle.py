@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import tempfile
 import time
 import traceback
@@ -38,24 +37,16 @@ from candle_p1.files import FULL
 from candle_p1.instrument import collectives, phases, usage
 from candle_p1.instrument.collectives import CommunicationLog, summarize_communication
 from candle_p1.instrument.phases import PhaseTimer, summarize_phases
-from candle_p1.instrument.profiles import (
-    CallProfile,
-    merge_profiles,
-    write_profile,
-    write_profile_table,
-)
+from candle_p1.instrument.profiles import CallProfile
 from candle_p1.parameters.parameter_set import ParameterSet
 from candle_p1.records.record import (
     RECORD_NAME,
     end_record,
     extend_record,
-    make_record,
-    utc_now,
     write_so_far,
 )
 from candle_p1.records.segments import with_positions
 from candle_p1.records.types import (
-    SCHEMA_VERSION,
     ClockWaitsFor,
     Failure,
     JobEnergy,
@@ -63,9 +54,15 @@ from candle_p1.records.types import (
     Rank,
     RunRecord,
 )
-from candle_p1.training.fingerprint import SavedRun
-from candle_p1.training.measured import Measured, describe_checkpoints, describe_ranks
-from candle_p1.training.power_meter import PowerMeter
+from candle_p1.training.measured import (
+    Measured,
+    PowerMeter,
+    describe_checkpoints,
+    describe_ranks,
+    first_record,
+    write_profiles,
+)
+from candle_p1.training.restart import SavedRun
 from candle_p1.training.run_directory import RunDirectory, checkpoint_root
 from candle_p1.training.screen import Screen
 
@@ -122,26 +119,17 @@ class Run:
         if energy is not None:
             self._energy = energy
             energy = JobEnergy(
-                kind=energy.kind,
-                total_j=energy.total_j,
-                mean_w=energy.mean_w,
-                total_s=energy.total_s,
+                **{name: getattr(energy, name) for name in ("kind", "total_j", "mean_w", "total_s")}
             )
-        return SavedRun(
-            directory=str(self.directory),
-            segment=self.segment,
-            steps=self.watchdog.steps,
-            energy=energy,
-        )
+        directory, steps = str(self.directory), self.watchdog.steps
+        return SavedRun(directory=directory, segment=self.segment, steps=steps, energy=energy)
 
     def note(self, **sections: Any) -> None:
         """Keeps what rank 0 has measured so far, for the record of a run that ends early.
 
-        If it cannot be written, as on a full disk, a warning says so, and the run goes on.
-
-        Args:
-            sections: Sections of the record; phases are added, and the energy of a single node, or
-                else of all nodes when the last checkpoint was saved.
+        They are sections of the record, to which phases are added, and the energy of a single node,
+        or else of all nodes when the last checkpoint was saved. If the record cannot be written, as
+        on a full disk, a warning says so, and the run goes on.
         """
         if self.comm.rank != 0:
             return
@@ -175,8 +163,7 @@ class Run:
     def result_directory(self, named: str | None) -> Path:
         """Returns where results go: the named directory, which rank 0 creates, or the run's own.
 
-        Raises:
-            ParameterError: It cannot be created or written to; raised on every rank.
+        Raises ParameterError on every rank if it cannot be created or written to; collective.
         """
         if named is None:
             return self.directory
@@ -238,7 +225,7 @@ class Run:
             self.comm.start_s,
         )
         gathered = self.comm.gather(own)
-        self._write_profiles()
+        write_profiles(self.profile, self.directory, self.comm, self.screen.warn)
         failure, error = sections.pop("failure", None), None
         if interrupted:
             error, failure = self._interruption(checkpoints)
@@ -283,24 +270,6 @@ class Run:
         except (OSError, RecordError) as lost:
             error.args = (f"{error}; the record cannot be written: {lost}",)
 
-    def _write_profiles(self) -> None:
-        """Writes this rank's profile and, on rank 0, the table of all, if wanted; collective."""
-        own = self.profile.statistics()
-        if own is None:  # on all ranks
-            return
-        problem = None
-        try:
-            write_profile(self.directory, self.comm.rank, own)
-        except OSError as error:  # what was measured is worth more than a profile
-            problem = str(error)
-        merged = self.comm.reduce(own, merge_profiles)
-        if merged is not None:
-            write_profile_table(self.directory, merged)
-        failed = self.comm.first(problem)
-        if failed is not None:
-            rank, why = failed
-            self.screen.warn(f"the profile of rank {rank}, at least, could not be written: {why}")
-
     def _interruption(
         self, checkpoints: CheckpointStatistics | None
     ) -> tuple[RunInterrupted, Failure]:
@@ -340,9 +309,36 @@ def recorded_run(name: str, params: ParameterSet, comm: Communicator) -> Iterato
         PowerMeter(comm, params["power"], params["power_hz"], params["gpus"]) as power,
         closing(agree(comm, Screen, comm.rank, params["logfile"])) as screen,
         closing(RunDirectory(name, params)) as opening,
-        _opened_run(name, params, comm, power, screen, opening) as run,
     ):
-        yield run
+        start = time.perf_counter()
+        record = first_record(name, params, comm, agree(comm, launched_rank).launcher)
+        # Only rank 0 accesses the file system; the others are told the outcome.
+        expected = on_first_rank(comm, opening.find)
+        watchdog = watch(comm, expected / RECORD_NAME, opening.lock_descriptors)
+        if watchdog.warnings:
+            record = extend_record(record, warnings=watchdog.warnings)
+        with _reported(watchdog, expected) as opened:
+            timer = PhaseTimer(on_enter=watchdog.report_phase, begin=start)
+            directory, segment = on_first_rank(comm, opening.open, record, watchdog)
+            watchdog.report_record(directory / RECORD_NAME)  # unwatched, each rank completes it
+            communication, profile = CommunicationLog(), CallProfile(params["profiling"])
+            log = directory / f"rank-{comm.rank:04d}.log" if comm.rank else None
+            with (
+                output_to_file(log),
+                phases.active(timer),
+                collectives.active(communication if params["communication_log"] else None),
+                profile.running(),
+            ):
+                root = checkpoint_root(params, directory) if are_saved(params) else None
+                logs = (timer, communication, power, profile, screen, comm, watchdog)
+                saved = (segment, root, opening.checkpoint)
+                run = Run(directory, opening.record or record, *logs, start, *saved)
+                opened.append(run)
+                for note in opening.notes:
+                    screen.say(note)
+                for warning in watchdog.warnings:
+                    screen.warn(warning)
+                yield run
 
 
 @contextmanager
@@ -358,68 +354,27 @@ def _environment_put_back() -> Iterator[None]:
 
 
 @contextmanager
-def _opened_run(
-    name: str,
-    params: ParameterSet,
-    comm: Communicator,
-    power: PowerMeter,
-    screen: Screen,
-    opening: RunDirectory,
-) -> Iterator[Run]:
-    start = time.perf_counter()
-    record = first_record(name, params, comm, agree(comm, launched_rank).launcher)
-    # Only rank 0 accesses the file system; the others are told the outcome.
-    expected = on_first_rank(comm, opening.find)
-    watchdog = watch(comm, expected / RECORD_NAME, opening.lock_descriptors)
-    if watchdog.warnings:
-        record = extend_record(record, warnings=watchdog.warnings)
-    timer = PhaseTimer(on_enter=watchdog.report_phase, begin=start)
-    run: Run | None = None
+def _reported(watchdog: RankAgent, expected: Path) -> Iterator[list[Run]]:
+    """Reports to the watchdog, or in the record, how the body fails; it adds the run to the list.
+
+    Before that, the run is expected in a directory.
+    """
+    opened: list[Run] = []
     try:
-        directory, segment = on_first_rank(comm, opening.open, record, watchdog)
-        watchdog.report_record(directory / RECORD_NAME)  # unwatched, each rank completes it
-        communication = CommunicationLog()
-        profile = CallProfile(params["profiling"])
-        log = directory / f"rank-{comm.rank:04d}.log" if comm.rank else None
-        with (
-            output_to_file(log),
-            phases.active(timer),
-            collectives.active(communication if params["communication_log"] else None),
-            profile.running(),
-        ):
-            run = Run(
-                directory,
-                opening.record or record,
-                timer,
-                communication,
-                power,
-                profile,
-                screen,
-                comm,
-                watchdog,
-                start,
-                segment,
-                checkpoint_root(params, directory) if are_saved(params) else None,
-                opening.checkpoint,
-            )
-            for note in opening.notes:
-                screen.say(note)
-            for warning in watchdog.warnings:
-                screen.warn(warning)
-            yield run
+        yield opened
     except RunInterrupted:
         raise
     except CandleError as error:
         if not error.agreed:
             error.printed = watchdog.report_error(str(error))
-        elif comm.rank == 0 and run is not None:
-            run.fail(error)
+        elif opened and opened[0].comm.rank == 0:
+            opened[0].fail(error)
         raise
     except OSError as error:
         if error.errno not in FULL:
             watchdog.report_error(f"{type(error).__name__}: {error}", traceback.format_exc())
             raise
-        where = error.filename or (run.directory if run else expected)
+        where = error.filename or (opened[0].directory if opened else expected)
         full = SetupError(f"{where}: {error.strerror}")
         full.printed = watchdog.report_error(str(full))
         raise full from error
@@ -431,25 +386,3 @@ def _opened_run(
         raise
     finally:
         watchdog.close()
-
-
-def first_record(
-    benchmark: str, params: ParameterSet, comm: Communicator, launcher: str
-) -> RunRecord:
-    """Returns the record of a run that begins."""
-    return make_record(
-        {
-            "schema_version": SCHEMA_VERSION,
-            "status": "running",
-            "benchmark": benchmark,
-            "started": utc_now(),
-            "command": sys.argv,
-            "num_ranks": comm.size,
-            "num_nodes": comm.num_nodes,
-            "launcher": launcher,
-            "parameters": {
-                name: {"value": value, "origin": str(params.origin(name))}
-                for name, value in params.items()
-            },
-        }
-    )

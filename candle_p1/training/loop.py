@@ -1,4 +1,4 @@
-"""Training itself: epochs and steps, what happens between them, and what the record says of it."""
+"""Training: epochs and steps, what happens between them, and what the record says about them."""
 
 from __future__ import annotations
 
@@ -26,19 +26,18 @@ from candle_p1.distributed.callbacks import (
 )
 from candle_p1.distributed.reducers.horovod import is_traced
 from candle_p1.distributed.replicas import average_state
-from candle_p1.files import write_atomically
 from candle_p1.instrument import tensorboard
 from candle_p1.models.fast import device_data
 from candle_p1.records.segments import BEGINNING
 from candle_p1.records.types import Position
 from candle_p1.text import count
-from candle_p1.training.best_epoch import BestEpoch
 from candle_p1.training.epochs import EpochTimer, GatheredEpochs, epoch_from
-from candle_p1.training.save_trigger import SaveTrigger
 from candle_p1.training.saver import Saver
 from candle_p1.training.setup import Training, explained_memory_errors
 from candle_p1.training.state import (
+    BestEpoch,
     CallbackStates,
+    EpochTable,
     LiveArray,
     attach_state,
     build_metrics,
@@ -88,70 +87,52 @@ class _Loop:
 
     def __init__(self, training: Training) -> None:
         run, params, plan = training.run, training.params, training.plan
-        model, restart = training.model, training.restart
+        comm, model, restart = run.comm, training.model, training.restart
         self._training, self._run, self._model, self._plan = training, run, model, plan
         self._logs: dict[str, float] = {}
-        self._is_first = run.comm.rank == 0
-        self._start = restart.start if restart else BEGINNING
+        self._is_first, self._is_jax = comm.rank == 0, keras.backend.backend() == "jax"
+        start = self._start = training.start
         self._own = restart.restore_ranks(model, plan, params["rng_seed"]) if restart else {}
         self._batches = TrainBatches(
             training.data.train,
             plan,
             seed=params["rng_seed"],
-            rank=run.comm.rank,
+            rank=comm.rank,
             shuffle=params["reshuffle"],
         )
         self._validation_batches = EvaluationBatches(
-            training.data.validation, params["batch_size"], run.comm, params["val_steps"]
+            training.data.validation, params["batch_size"], comm, params["val_steps"]
         )
-        self._timer = EpochTimer(run.start, allreduce_times(training.allreduces, run.comm))
-        if self._start.step:
-            self._timer.resume(epoch_from(self._own))
-        if self._start.step or keras.backend.backend() == "jax":
+        earlier = epoch_from(self._own) if start.step else None
+        self._timer = EpochTimer(run.start, allreduce_times(training.allreduces, comm), earlier)
+        if start.step or self._is_jax:
             build_metrics(model, self._batches[0])
         self._history = keras.callbacks.History()
         self._early_stop = None
         if params["early_stop"]:
             best = restart.best_weights() if restart else None
             self._early_stop = BestEpoch(model, params["patience"], best)
-        has_limit = (params["timeout"] or -1) > 0
-        self._limit = TimeLimit(params["timeout"], run.comm) if has_limit else None
-        function = training.after_epoch
-        self._after_epoch = AfterEpoch(function, run.comm) if function else None
         self._callbacks = self._make_callbacks()
         begins, ends = "on_train_batch_begin on_batch_begin", "on_train_batch_end on_batch_end"
         self._at_step_begin = [each for each in self._callbacks if _overrides(each, begins)]
         self._at_step_end = [each for each in self._callbacks if _overrides(each, ends)]
         # Rank 0 has more callbacks than others, but blocks are the same on all ranks.
-        self._one_by_one = keras.backend.backend() != "jax" or run.comm.any(
+        self._one_by_one = not self._is_jax or comm.any(
             bool(self._at_step_end)
             or any(not hasattr(each, "steps_until_seen") for each in self._at_step_begin)
         )
-        self._pace = Pace(run.comm)
+        self._pace = Pace(comm)
         self._placement = self._place_samples()
         self._states = CallbackStates([*self._callbacks, training.models, training.log])
-        self._epochs = GatheredEpochs(
-            run.comm,
-            self._history,
-            run.comm.size * plan.samples_per_epoch,
-            run.segment,
-            restart.state if restart else None,
-        )
+        num_samples, saved = comm.size * plan.samples_per_epoch, restart.state if restart else None
+        self._epochs = GatheredEpochs(comm, self._history, num_samples, run.segment, saved)
         if self._is_first:
             run.note(training={"epochs": self._epochs.facts})
-        self._writer = self._saver = None
+        self._saver = self._writer = None
         if run.checkpoint_root is not None:
             self._writer = self._make_writer(run.checkpoint_root)
-            every_s, reporter = params["ckpt_every_s"], run.watchdog
             self._saver = Saver(
-                training,
-                self._writer,
-                SaveTrigger(run.comm, every_s, lambda: reporter.save_requested),
-                self._states,
-                self._timer,
-                self._epochs,
-                self._start,
-                self._saved_arrays,
+                training, self._writer, self._states, self._timer, self._epochs, self._saved_arrays
             )
 
     def run(self) -> TrainingOutcome:
@@ -200,14 +181,13 @@ class _Loop:
             callback.on_train_end(self._logs)
 
     def _begin(self) -> None:
-        """Begins training, in a continued run with the callbacks as they were."""
+        """Begins training; a continued run restores the states of callbacks."""
         model, plan, restart = self._model, self._plan, self._training.restart
+        num_epochs, num_steps = plan.epochs_per_rank, plan.steps_per_epoch
         model.history = self._history
         for callback in self._callbacks:
             callback.set_model(model)
-            callback.set_params(
-                {"verbose": 0, "epochs": plan.epochs_per_rank, "steps": plan.steps_per_epoch}
-            )
+            callback.set_params({"verbose": 0, "epochs": num_epochs, "steps": num_steps})
         for callback in self._callbacks:
             callback.on_train_begin({})
         for kind in self._states.unknown if self._saver else ():
@@ -216,14 +196,13 @@ class _Loop:
                 " checkpoint_state and restore_state"
             )
         if self._is_first:
-            num_epochs, num_steps = plan.epochs_per_rank, plan.steps_per_epoch
             self._run.screen.begin_training(num_epochs, num_steps, self._start.epoch)
         self._training.models.save_initial(model)
         if restart:
             self._states.restore(restart.state.callbacks)
 
     def _train_epoch(self, epoch: int, first_step: int, steps: Steps) -> bool:
-        """Trains the steps of an epoch from one on; returns whether no signal has ended them."""
+        """Trains an epoch from `first_step` on; returns False if a signal has ended it."""
         model, allreduces = self._model, self._training.allreduces
         model.reset_metrics()
         self._timer.begin_epoch()
@@ -261,18 +240,18 @@ class _Loop:
         return True
 
     def _most_steps(self, step: int, steps: Steps) -> int:
-        """Returns how many steps may be one block, from this one of an epoch on."""
-        most = steps.most(step)
+        """Returns how many steps, from this one on, may form one block."""
         if self._one_by_one:
             return 1
-        for callback in self._at_step_begin:
-            most = min(most, callback.steps_until_seen(step))
-        return min(most, self._saver.most_steps()) if self._saver else most
+        seen = [each.steps_until_seen(step) for each in self._at_step_begin]
+        of_saver = [self._saver.most_steps()] if self._saver else []
+        most: int = min(steps.most(step), *seen, *of_saver)
+        return most
 
     def _place_samples(self) -> device_data.Placement:
         """Puts the samples for training and validation on the device, with JAX and if they fit."""
         data, run = self._training.data, self._run
-        if keras.backend.backend() != "jax":
+        if not self._is_jax:
             return device_data.Placement(None)
         limit_mb = self._training.params["device_data_mb"]
         limit = device_data.limit_bytes(run.comm.local_size)
@@ -315,41 +294,40 @@ class _Loop:
     def _make_callbacks(self) -> list[Any]:
         """Returns the callbacks in the order in which they are called."""
         training, run, plan = self._training, self._run, self._plan
-        params, callbacks = training.params, []
-        if params["tensorboard"] and self._is_first:  # before callbacks that change the rate
-            directory = run.directory / tensorboard.DIRECTORY
-            is_continued = run.restart is not None
-            callbacks.append(tensorboard.epoch_logs(directory, is_continued=is_continued))
-        if plan.warmup_epochs:
-            callbacks.append(LearningRateWarmup(plan, params["warmup_by"]))
-        callbacks += training.benchmark.callbacks(params)
-        if params["check_replicas"]:
-            callbacks.append(ReplicaCheck(run.comm))
-        if self._early_stop:
-            callbacks.append(self._early_stop)
-        if self._limit:
-            callbacks.append(self._limit)
-        if self._after_epoch:
-            callbacks.append(self._after_epoch)
-        callbacks.append(self._history)
-        if self._is_first:
+        params, is_first, limit_s = training.params, self._is_first, training.params["timeout"]
+        before = [
+            # Before callbacks that change the rate.
+            is_first
+            and params["tensorboard"]
+            and tensorboard.epoch_logs(
+                run.directory / tensorboard.DIRECTORY, is_continued=run.restart is not None
+            ),
+            plan.warmup_epochs and LearningRateWarmup(plan, params["warmup_by"]),
+        ]
+        after = [
+            params["check_replicas"] and ReplicaCheck(run.comm),
+            self._early_stop,
+            (limit_s or -1) > 0 and TimeLimit(limit_s, run.comm),
+            training.after_epoch and AfterEpoch(training.after_epoch, run.comm),
+            self._history,
             # Both tables are the same; the second name is the one that CANDLE's scripts use.
-            tables = ("history.csv", "training.log")
-            callbacks += [EpochTable(run.directory / name) for name in tables]
-            if params["step_trace"]:
-                callbacks.append(StepTracer(run.directory / TRACE_DIRECTORY))
-        return callbacks
+            is_first and EpochTable(run.directory / "history.csv"),
+            is_first and EpochTable(run.directory / "training.log"),
+            is_first and params["step_trace"] and StepTracer(run.directory / TRACE_DIRECTORY),
+        ]
+        own = training.benchmark.callbacks(params)
+        return [*filter(None, before), *own, *filter(None, after)]
 
     def _make_writer(self, root: Path) -> CheckpointWriter:
-        params = self._training.params
+        params, run = self._training.params, self._run
         writer = CheckpointWriter(
-            self._run.comm,
+            run.comm,
             root,
             keep=keep_policy(params["ckpt_keep_mode"], params["ckpt_keep_limit"]),
             checksum=params["ckpt_checksum"],
             required=params["ckpt_required"],
-            say=self._run.screen.warn,
-            after=self._run.restart,
+            say=run.screen.warn,
+            after=run.restart,
         )
         writer.prepare(self._saved_arrays())
         return writer
@@ -364,7 +342,7 @@ class _Loop:
         """Returns what the record says about training, on rank 0."""
         params, epochs = self._training.params, self._epochs.facts
         facts: dict[str, Any] = {"epochs": epochs}
-        if keras.backend.backend() == "jax":
+        if self._is_jax:
             placed = self._placement
             facts["device_data"] = {
                 "copied_bytes": placed.copied_bytes,
@@ -383,18 +361,22 @@ class _Loop:
         if self._saver and self._saver.is_interrupted:
             facts["stopped"] = "a signal asked to save and end"
         elif 0 < len(epochs) < self._plan.epochs_per_rank:
-            if self._limit and self._limit.reached:
-                facts["stopped"] = f"timeout of {params['timeout']} s"
-            elif epochs[-1].metrics.get("loss", 0) is None:
-                facts["stopped"] = "the loss was not a number"
-            elif self._early_stop and self._early_stop.stopped_epoch:
-                waited = count(params["patience"], "epoch")
-                facts["stopped"] = f"early_stop: the validation loss did not fall for {waited}"
-            elif self._after_epoch and self._after_epoch.has_ended:
-                facts["stopped"] = "the program that called run() ended it"
-            else:
-                facts["stopped"] = "a callback ended it"
+            facts["stopped"] = self._why_stopped()
         return facts
+
+    def _why_stopped(self) -> str:
+        params, last = self._training.params, self._epochs.facts[-1]
+        ended = {type(each) for each in self._callbacks if getattr(each, "has_ended", False)}
+        if TimeLimit in ended:
+            return f"timeout of {params['timeout']} s"
+        if last.metrics.get("loss", 0) is None:
+            return "the loss was not a number"
+        if BestEpoch in ended:
+            waited = count(params["patience"], "epoch")
+            return f"early_stop: the validation loss did not fall for {waited}"
+        if AfterEpoch in ended:
+            return "the program that called run() ended it"
+        return "a callback ended it"
 
 
 def _overrides(callback: Any, names: str) -> bool:
@@ -404,24 +386,3 @@ def _overrides(callback: Any, names: str) -> bool:
         getattr(getattr(callback, name), "__func__", None) is not getattr(defaults, name)
         for name in names.split()
     )
-
-
-class EpochTable(keras.callbacks.CSVLogger):  # type: ignore[misc]
-    """Writes the metrics of every epoch into a CSV file, as Keras does.
-
-    A continued run begins with the file as it was at the checkpoint.
-    """
-
-    csv_file: Any
-
-    def checkpoint_state(self) -> dict[str, str]:
-        """Returns the text of the file."""
-        return {"text": Path(self.filename).read_bytes().decode()}
-
-    def restore_state(self, state: dict[str, str]) -> None:
-        """Writes the text, after which later epochs follow."""
-        self.csv_file.close()
-        path = Path(self.filename)
-        write_atomically(path, state["text"])
-        self.csv_file = path.open("a", encoding="utf-8", newline="")
-        self.append_header = not state["text"]

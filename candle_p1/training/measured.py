@@ -1,23 +1,55 @@
-"""What each rank measured, and what the record says about it."""
+"""What ranks and nodes measured, and what the record says about it."""
 
 from __future__ import annotations
 
 import platform
+import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from typing_extensions import Self
+
+from candle_p1.checkpoints.policy import are_saved
 from candle_p1.checkpoints.writer import CheckpointStatistics
-from candle_p1.distributed.comm import Communicator
+from candle_p1.data.samples import DataSet
+from candle_p1.distributed.comm import Communicator, agree
 from candle_p1.instrument.collectives import CommunicationLog
 from candle_p1.instrument.epochs import efficiencies
 from candle_p1.instrument.phases import Phase, PhasePath, summarize_phases
+from candle_p1.instrument.power.account import (
+    Interval,
+    NodeEnergy,
+    combine,
+    measure_node,
+    measure_so_far,
+)
+from candle_p1.instrument.power.choose import open_sources
+from candle_p1.instrument.power.gpus import JobGpus, visible_here
+from candle_p1.instrument.power.sampler import Sampler
+from candle_p1.instrument.profiles import (
+    CallProfile,
+    merge_profiles,
+    write_profile,
+    write_profile_table,
+)
 from candle_p1.models import fast
 from candle_p1.models.optimizers import COMPUTE_TYPES
 from candle_p1.parameters.parameter_set import ParameterSet
+from candle_p1.records.power_file import write_traces
 from candle_p1.records.rank_stats import Bytes, Seconds
-from candle_p1.records.types import LaunchTimes, Network, Rank, SavedCheckpoints
+from candle_p1.records.record import make_record, utc_now
+from candle_p1.records.types import (
+    SCHEMA_VERSION,
+    JobEnergy,
+    LaunchTimes,
+    Network,
+    Rank,
+    RunRecord,
+    SavedCheckpoints,
+)
 
 
 class Measured(NamedTuple):
@@ -71,6 +103,11 @@ def describe_ranks(ranks: Sequence[Measured]) -> dict[str, Any]:
     }
 
 
+def num_samples(data: DataSet) -> dict[str, int]:
+    """Returns how many samples each part of the data has."""
+    return {f"num_{part}": len(getattr(data, part)) for part in ("train", "validation", "test")}
+
+
 def describe_model(model: Any) -> Network:
     """Returns what the record says about a model: what was built, not what was asked for.
 
@@ -122,6 +159,19 @@ def unmet_requests(params: ParameterSet, facts: Network, *, reads_tables: bool) 
     return found
 
 
+def chosen_by_test(params: ParameterSet, on_test: bool) -> list[str]:
+    """Returns a warning if validation, on the test samples, decides something."""
+    of_best = are_saved(params) and params["ckpt_save_best_metric"].startswith("val_")
+    deciding = {"early_stop": True, "ckpt_save_best": of_best}
+    chosen = [name for name, decides in deciding.items() if decides and params[name]]
+    if not chosen or not on_test:
+        return []
+    return [
+        f"{' and '.join(chosen)}: the validation samples are the test samples, so the test metrics"
+        " of the chosen model are optimistic"
+    ]
+
+
 def _loss_name(loss: Any) -> str:
     """Returns the name of a loss, or the names of the losses of several outputs."""
     if isinstance(loss, str):
@@ -135,7 +185,7 @@ def _loss_name(loss: Any) -> str:
     return str(getattr(loss, "__name__", type(loss).__name__))
 
 
-def describe_rank(comm: Communicator, *, threads: int, device: str, num_cores: int) -> Rank:
+def describe_rank(comm: Communicator, threads: int, device: str, num_cores: int) -> Rank:
     """Returns what the record says about this rank."""
     return Rank(
         rank=comm.rank,
@@ -146,3 +196,116 @@ def describe_rank(comm: Communicator, *, threads: int, device: str, num_cores: i
         threads=threads,
         device=device,
     )
+
+
+def first_record(
+    benchmark: str, params: ParameterSet, comm: Communicator, launcher: str
+) -> RunRecord:
+    """Returns the record of a run that begins."""
+    parameters = {
+        name: {"value": value, "origin": str(params.origin(name))} for name, value in params.items()
+    }
+    return make_record(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "status": "running",
+            "benchmark": benchmark,
+            "started": utc_now(),
+            "command": sys.argv,
+            "num_ranks": comm.size,
+            "num_nodes": comm.num_nodes,
+            "launcher": launcher,
+            "parameters": parameters,
+        }
+    )
+
+
+def write_profiles(
+    profile: CallProfile, directory: Path, comm: Communicator, warn: Callable[[str], None]
+) -> None:
+    """Writes this rank's profile and, on rank 0, the table of all, if wanted; collective."""
+    own = profile.statistics()
+    if own is None:  # on all ranks
+        return
+    problem = None
+    try:
+        write_profile(directory, comm.rank, own)
+    except OSError as error:  # what was measured is worth more than a profile
+        problem = str(error)
+    merged = comm.reduce(own, merge_profiles)
+    if merged is not None:
+        write_profile_table(directory, merged)
+    failed = comm.first(problem)
+    if failed is not None:
+        rank, why = failed
+        warn(f"the profile of rank {rank}, at least, could not be written: {why}")
+
+
+class PowerMeter:
+    """Samples while the body of ``with`` runs; the constructor is collective.
+
+    Raises ParameterError, the same on every rank, if a source requested by name is not available;
+    see `candle_p1.instrument.power.choose`.
+    """
+
+    def __init__(
+        self, comm: Communicator, names: str, hz: float, gpus: Sequence[int] | None = None
+    ) -> None:
+        self._comm = comm
+        job = JobGpus(comm.local.allgather(visible_here()), gpus)
+        leads = comm.local_rank == 0
+        opened = agree(comm, lambda: open_sources(names, job) if leads else None)
+        self._absent = opened.absent if opened else {}
+        self._sampler = Sampler(opened.sources, hz) if opened else None
+        self._measures = comm.any(bool(opened and opened.sources))
+
+    def __enter__(self) -> Self:
+        if self._sampler:
+            self._sampler.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._sampler:
+            self._sampler.stop()
+
+    def measure(
+        self, intervals: Sequence[Interval], directory: Path, start_s: float
+    ) -> JobEnergy | None:
+        """Ends sampling; returns the record's section "energy" on rank 0, else None; collective.
+
+        Each node's readings are written to a file in the run's directory. `intervals` are this
+        rank's phases and `start_s` when the run began, by time.perf_counter.
+        """
+        sampler = self._sampler
+        own = self._measure_node(sampler, intervals, directory, start_s) if sampler else None
+        gathered = self._comm.gather(own)
+        return None if gathered is None else combine(_in_order(gathered))
+
+    def so_far(self, start_s: float) -> JobEnergy | None:
+        """Returns the energy of all nodes until now on rank 0; collective if there are several.
+
+        None if it is not known, and on all ranks but rank 0.
+        """
+        if not self._measures:
+            return None
+        own = measure_so_far(self._sampler, start_s, self._comm.node) if self._sampler else None
+        gathered = self._comm.gather(own) if self._comm.num_nodes > 1 else [own]
+        nodes = _in_order(gathered or [])
+        if len(nodes) < self._comm.num_nodes:  # not rank 0, or a node does not answer
+            return None
+        energy = combine(nodes)
+        return None if energy.kind == "absent" else energy
+
+    def _measure_node(
+        self, sampler: Sampler, intervals: Sequence[Interval], directory: Path, start_s: float
+    ) -> NodeEnergy:
+        sampler.stop()
+        node, file = self._comm.node, directory / f"power-{self._comm.node:04d}.csv"
+        measured = measure_node(sampler, intervals, node=node, absent=self._absent, trace=file.name)
+        if measured.trace:
+            write_traces(file, sampler.traces(), node, start_s)
+        return measured
+
+
+def _in_order(nodes: Sequence[NodeEnergy | None]) -> list[NodeEnergy]:
+    return sorted((node for node in nodes if node), key=lambda node: node.node)

@@ -1,6 +1,6 @@
 """The files to which a run saves its model: before training, after the best epochs and at the end.
 
-Beside a trained model or checkpoints, ``inputs.json`` says what the model's inputs went through,
+Beside a trained model or checkpoints, ``inputs.json`` says how the model's inputs were prepared,
 and ``model.json`` has its layers, where only checkpoints have the weights. Rank 0 writes the files.
 A file that cannot be written, for lack of space or of permission, causes a warning on the screen
 and in the record, but does not end the run; what an earlier epoch or run has written there stays.
@@ -14,14 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from candle_p1.benchmark import Benchmark
 from candle_p1.checkpoints.best import Best
 from candle_p1.checkpoints.policy import are_saved
 from candle_p1.data.inputs import INPUTS_NAME, Inputs
-from candle_p1.data.samples import DataSet, Samples, Several
+from candle_p1.data.samples import DataSet, Several
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import ParameterError
 from candle_p1.files import content_sha256, write_atomically
@@ -39,6 +36,7 @@ from candle_p1.models.saving import (
 from candle_p1.parameters.parameter_set import ParameterSet
 from candle_p1.records.environment import package_versions
 from candle_p1.training.lifecycle import Run
+from candle_p1.training.measured import num_samples
 
 BEST_METRIC = "val_loss"
 """As in CANDLE, whose ModelCheckpoint has Keras's default."""
@@ -72,19 +70,15 @@ class ModelFiles:
         self._directory, self._comm, self._screen = directory, run.comm, run.screen
 
     def check(self, model: Any, data: DataSet) -> None:
-        """Checks, before training, that Keras can describe what is to be saved.
-
-        Raises:
-            ParameterError: It cannot.
-        """
+        """Raises ParameterError, before training, if Keras cannot describe what is to be saved."""
         if data.preparation and self._keeps_weights:
-            self._inputs = data.preparation.model_copy(
-                update={
-                    "mean_target": self._mean_target(data.train),
-                    "split": self._describe_split(data),
-                    "versions": package_versions(),
-                }
-            )
+            split = {name: self._params[name] for name in SPLIT if name in self._params}
+            known: dict[str, Any] = {"split": num_samples(data) | split}
+            known["versions"] = package_versions()
+            if not self._comm.rank and not isinstance(data.train.y, Several):
+                batch_size = self._params["batch_size"]
+                known["mean_target"] = mean_target(data.train, batch_size, SerialCommunicator())
+            self._inputs = data.preparation.model_copy(update={"mean_target": None} | known)
             if self._params["save_model"] == "inference":
                 self._files.remove(ModelFile(FINAL_NAME))
                 part = partial(with_inputs, inputs=self._inputs)
@@ -155,33 +149,20 @@ class ModelFiles:
         self._comm.barrier()
 
     def _save_inputs(self) -> bool:
-        """Writes, on rank 0, what the inputs went through; returns whether it has."""
+        """Writes, on rank 0, how the inputs were prepared; returns whether it has."""
         if self._inputs is None or self._comm.rank:
             return False
         path, text = self._directory / INPUTS_NAME, self._inputs.text()
         return self._written(path, lambda: write_atomically(path, text))
 
-    def _mean_target(self, samples: Samples) -> NDArray[np.float64] | None:
-        if self._comm.rank or isinstance(samples.y, Several):
-            return None
-        return mean_target(samples, self._params["batch_size"], SerialCommunicator())
-
-    def _describe_split(self, data: DataSet) -> dict[str, Any]:
-        names = [name for name in SPLIT if name in self._params]
-        return {
-            "num_train": len(data.train),
-            "num_validation": len(data.validation),
-            "num_test": len(data.test),
-        } | {name: self._params[name] for name in names}
-
     def _save_all(self, when: str, model: Any) -> list[ModelFile]:
         """Saves, on rank 0, and returns the files that could be saved."""
-        files = self._at(when) if self._comm.rank == 0 else []
-        return [file for file in files if self._save(file, model)]
 
-    def _save(self, file: ModelFile, model: Any) -> bool:
-        path = self._path(file)
-        return self._written(path, lambda: save(file.of(model), path))
+        def write(file: ModelFile) -> None:
+            save(file.of(model), self._path(file))
+
+        files = self._at(when) if self._comm.rank == 0 else []
+        return [file for file in files if self._written(self._path(file), partial(write, file))]
 
     def _written(self, path: Path, write: Callable[[], None]) -> bool:
         """Returns whether a file could be written; warns if not."""

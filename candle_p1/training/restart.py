@@ -1,26 +1,160 @@
-"""Resuming from a checkpoint: what is checked, what is left to train, and what is put back."""
+"""Resuming from a checkpoint: what a run must have in common with it, and what is put back."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
 
 from candle_p1.checkpoints.arrays import ArraySpec
 from candle_p1.checkpoints.policy import are_saved
 from candle_p1.distributed.replicas import seed_ranks
-from candle_p1.records.types import Position
+from candle_p1.errors import CheckpointError
+from candle_p1.parameters.parameter import Parameter, Role
+from candle_p1.parameters.parameter_set import ParameterSet
+from candle_p1.records.segments import ResumePoint
+from candle_p1.records.types import JobEnergy, ParameterValue, Position, RunRecord
 from candle_p1.scaling import ScalingPlan, continued_learning_rate, remaining_epochs
 from candle_p1.text import count
-from candle_p1.training.fingerprint import TrainingState, check_equal
 
 if TYPE_CHECKING:
     from candle_p1.checkpoints.checkpoint import Checkpoint
+    from candle_p1.data.reader import Reader
     from candle_p1.distributed.comm import Communicator
-    from candle_p1.parameters.parameter_set import ParameterSet
+
+MAY_DIFFER = {"timeout", "train_bool", "eval_bool"}
+"""Parameters that decide when a run ends, but not what a step learns."""
+MAX_SHOWN = 5
+ADVICE = (
+    "Repeat what the run was started with, name another --ckpt_directory, or begin anew with"
+    " --ckpt_restart_mode off"
+)
+
+
+class SavedRun(BaseModel, extra="forbid"):
+    """The run that saved a checkpoint."""
+
+    directory: str
+    segment: int
+    """The segment of the run, from 1."""
+    steps: int
+    """The steps that each rank had begun in that segment."""
+    energy: JobEnergy | None = None
+    """The energy of that segment until then."""
+
+    def resume_point(self, checkpoint: Checkpoint) -> ResumePoint:
+        """Returns what of the run its checkpoint keeps."""
+        return ResumePoint(
+            segment=self.segment,
+            steps=self.steps,
+            position=checkpoint.position,
+            checkpoint=str(checkpoint.directory),
+            energy=self.energy,
+        )
+
+
+class TrainingState(BaseModel, extra="forbid"):
+    """The state of a training that is not an array: all that a checkpoint says as its facts."""
+
+    benchmark: str
+    parameters: dict[str, Any]
+    """Those that change what a step learns."""
+    data: dict[str, Any]
+    """The digests of the values, or names and sizes of files, by the role of the data."""
+    plan: dict[str, Any]
+    run: SavedRun
+    weights_only: bool
+    """Whether the optimizer's state is left out."""
+    learning_rate: float
+    stopped: bool
+    """Whether a callback or the time has ended training."""
+    policy: dict[str, Any]
+    """The best epoch so far."""
+    callbacks: dict[str, Any]
+    epochs: list[dict[str, Any]]
+    """What the record says about the complete epochs."""
+    num_samples: int
+    """The samples that all ranks have trained in these."""
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> TrainingState:
+        """Returns what a checkpoint says; raises CheckpointError if no training has saved it."""
+        try:
+            return cls.model_validate(checkpoint.facts)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(map(str, problem["loc"]))
+            raise CheckpointError(
+                f"{checkpoint.directory} is not a checkpoint of a run: {where}: {problem['msg']}"
+            ) from None
+
+
+def changes_learning(parameter: Parameter) -> bool:
+    """Whether what a step learns depends on a parameter."""
+    return parameter.role in (Role.LEARNING, Role.SEED) and parameter.name not in MAY_DIFFER
+
+
+def run_fingerprint(benchmark: str, params: ParameterSet) -> dict[str, Any]:
+    """Returns what is known before anything is loaded: the benchmark, and what changes learning."""
+    learned = {
+        name: params[name]
+        for name, parameter in params.declared.items()
+        if changes_learning(parameter)
+    }
+    return {"benchmark": benchmark, "parameters": json.loads(json.dumps(learned))}
+
+
+def data_fingerprint(reader: Reader) -> dict[str, Any]:
+    """Returns what identifies the data of a run: digests of the values, or names and sizes."""
+    return {**reader.sizes, **reader.digests}
+
+
+def differences(saved: Mapping[str, Any], here: Mapping[str, Any], whose: str) -> list[str]:
+    """Returns in words what differs between this run and what it is to resume from."""
+
+    def shown(values: Mapping[str, Any], name: str) -> str:
+        return f"{name} = {values[name]!r}" if name in values else f"no {name}"
+
+    return [
+        f"{whose} has {shown(saved, name)}, this run {shown(here, name)}"
+        for name in dict.fromkeys((*here, *saved))
+        if (name in saved, saved.get(name)) != (name in here, here.get(name))
+    ]
+
+
+def run_differences(record: RunRecord, benchmark: str, params: ParameterSet) -> list[str]:
+    """Returns in words how the run of a record differs from that of the parameters.
+
+    Only what decides about results counts: not how fast they come, nor where they go.
+    """
+    decisive = [
+        name
+        for name, parameter in params.declared.items()
+        if changes_learning(parameter) or (parameter.role is Role.PLACE and name.endswith("_data"))
+    ]
+    saved = {name: each.value for name, each in record.parameters.items() if name in decisive}
+    here = {
+        name: ParameterValue(value=params[name], origin="").model_dump(mode="json")["value"]
+        for name in decisive
+    }
+    if record.benchmark != benchmark:  # whose parameters are others
+        saved, here = {"benchmark": record.benchmark}, {"benchmark": benchmark}
+    return differences(saved, here, "the run")
+
+
+def check_equal(checkpoint: Path, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Raises CheckpointError if a run does not have what a checkpoint has, both by name."""
+    found = differences(saved, here, "the checkpoint")
+    if not found:
+        return
+    shown = "; ".join(found[:MAX_SHOWN])
+    more = f"; and {len(found) - MAX_SHOWN} more" if len(found) > MAX_SHOWN else ""
+    raise CheckpointError(f"{checkpoint}: this run cannot resume from it: {shown}{more}. {ADVICE}")
 
 
 def may_restart(params: ParameterSet) -> bool:
@@ -93,37 +227,24 @@ class Restart:
         return f"the checkpoint is one of {before}, and leaves {left} to each of {ranks}"
 
     def check_run(self, here: Mapping[str, Any]) -> None:
-        """Checks the benchmark and its parameters; see `fingerprint.run_fingerprint`.
-
-        Raises:
-            CheckpointError: They are others; the same on every rank.
-        """
+        """Raises CheckpointError if benchmark or parameters are others; see `run_fingerprint`."""
         benchmark = {"benchmark": self.state.benchmark}
         check_equal(self.directory, benchmark, {"benchmark": here["benchmark"]})
         check_equal(self.directory, self.state.parameters, here["parameters"])
 
     def check_plan(self, plan: ScalingPlan) -> None:
-        """Checks the plan, if the number of ranks is the same.
-
-        Raises:
-            CheckpointError: It is another; the same on every rank.
-        """
+        """Raises CheckpointError if the plan is another, for the same number of ranks."""
         if self.same_ranks:
             check_equal(self.directory, self.state.plan, plan.model_dump())
 
     def check_data(self, here: Mapping[str, Any]) -> None:
-        """Checks the data; see `fingerprint.data_fingerprint`.
-
-        Raises:
-            CheckpointError: They are others; the same on every rank.
-        """
+        """Raises CheckpointError if the data are others; see `data_fingerprint`."""
         check_equal(self.directory, self.state.data, here)
 
     def restore_arrays(self, model: Any) -> None:
         """Puts weights and optimizer into the model on rank 0, from which they are broadcast.
 
-        Raises:
-            CheckpointError: The model has other arrays, or a file cannot be read; on rank 0.
+        Raises CheckpointError there if the model has other arrays, or a file cannot be read.
         """
         from candle_p1.training import state
 
@@ -151,13 +272,7 @@ class Restart:
         Other ranks than those of the checkpoint draw new random states, which follow from the seed,
         the rank and the epoch, and have a learning rate of their own plan.
 
-        Args:
-            model: The model, with weights and optimizer restored.
-            plan: The plan of this segment of the run.
-            seed: The seed of the run.
-
-        Returns:
-            What this rank had saved for itself; {} if it is one of another number of ranks.
+        Returns what this rank had saved for itself; {} if it is one of another number of ranks.
         """
         from candle_p1.training import state
 

@@ -34,7 +34,7 @@ from candle_p1.records.record import (
 )
 from candle_p1.records.segments import ResumePoint, earlier_segments, next_segment
 from candle_p1.records.types import RunRecord, Segment
-from candle_p1.training.fingerprint import SavedRun, run_differences
+from candle_p1.training.restart import TrainingState, run_differences
 
 if TYPE_CHECKING:
     from candle_p1.checkpoints.checkpoint import Checkpoint
@@ -53,12 +53,8 @@ NOTICE_S = 5.0
 def run_directories(benchmark: str, params: ParameterSet, prefix: str = "RUN") -> list[Path]:
     """Returns the candidate directories of a run, which uses the first one that is free.
 
-    A run whose run_id has not been chosen is numbered. An output_dir of "." is used as it is.
-
-    Args:
-        benchmark: The benchmark's name.
-        params: The parameters of the run.
-        prefix: What the names of numbered directories begin with.
+    A run whose run_id has not been chosen is numbered, after the prefix. An output_dir of "." is
+    used as it is.
     """
     output_dir = params["output_dir"] or f"output/{benchmark}"
     base = Path(output_dir).expanduser().absolute()
@@ -78,10 +74,6 @@ def checkpoint_root(params: ParameterSet, directory: Path) -> Path:
 
 class RunDirectory:
     """Finds the run's directory, and begins or continues the record in it; for rank 0.
-
-    Args:
-        benchmark: The benchmark's name.
-        params: The parameters of the run.
 
     Attributes:
         notes: What to tell the user about it.
@@ -121,19 +113,13 @@ class RunDirectory:
                 is none.
             OtherVersionError: The checkpoint to resume from has another version of the format.
         """
-        try:
+        with self._told_if_not_writable():
             self._find()
-        except OSError as error:
-            raise self._cannot_write(error) from error
         return self.path
 
     def open(self, record: RunRecord, watchdog: RankAgent) -> tuple[Path, int]:
-        """Writes the parameters and the record; returns the directory and the segment's number.
-
-        Raises:
-            ParameterError: They cannot be written.
-        """
-        try:
+        """Writes the parameters and the record; returns the directory and the segment's number."""
+        with self._told_if_not_writable():
             if self._segments or self.checkpoint:
                 segments = [*self._segments, next_segment(record, self._resume_point)]
                 record = extend_record(record, segments=segments)
@@ -146,8 +132,6 @@ class RunDirectory:
                     self._begin()
             watchdog.report_record(self.path / RECORD_NAME)
             self._write(record)
-        except OSError as error:
-            raise self._cannot_write(error) from error
         self.record = record
         return self.path, len(record.segments or [record])
 
@@ -190,12 +174,9 @@ class RunDirectory:
         """Takes the first of the directories that has no record and is not about to get one."""
         for directory in self._candidates:
             directory.mkdir(parents=True, exist_ok=True)
-            if os.path.lexists(directory / RECORD_NAME):
+            if _has_record(directory) or (lock := take_lock(directory / LOCK_NAME)) is None:
                 continue
-            lock = take_lock(directory / LOCK_NAME)
-            if lock is None:
-                continue
-            if not os.path.lexists(directory / RECORD_NAME):
+            if not _has_record(directory):
                 lock.sign()
                 self._path = directory
                 self._locks.append(lock)
@@ -207,11 +188,7 @@ class RunDirectory:
         """Continues the newest run, among those of the experiment, that can be continued."""
         parent = self._candidates[0].parent
         there = set(parent.iterdir()) if parent.is_dir() else set()
-        existing = [
-            each
-            for each in self._candidates
-            if each in there and os.path.lexists(each / RECORD_NAME)
-        ]
+        existing = [each for each in self._candidates if each in there and _has_record(each)]
         for directory in reversed(existing):
             try:
                 self._continue_in(directory, directory / CHECKPOINTS)
@@ -224,16 +201,14 @@ class RunDirectory:
 
     def _continue_by_checkpoint(self) -> None:
         """Continues the run that the newest checkpoint in a named directory belongs to."""
-        root = checkpoint_root(self._params, self._candidates[0])
-        newest = _newest(root)
+        root, newest = self._named_root()
         if newest is None:
-            self.notes.append(f"{root} holds no checkpoint")
             if self._is_chosen:
                 self._continue_newest()
             return
-        owner = Path(SavedRun.of(newest).directory)
+        owner = Path(TrainingState.of(newest).run.directory)
         here = self._candidates[0] if self._is_chosen else owner
-        has_record = here in self._candidates and os.path.lexists(here / RECORD_NAME)
+        has_record = here in self._candidates and _has_record(here)
         try:
             if has_record:
                 self._continue_in(here, root)
@@ -246,21 +221,24 @@ class RunDirectory:
 
     def _evaluate(self) -> None:
         """Takes the newest checkpoint in a named directory to a new run, without training."""
+        _, newest = self._named_root()
+        if newest is not None:
+            newest.verify()
+            self._begin()
+            self._resume(newest)
+
+    def _named_root(self) -> tuple[Path, Checkpoint | None]:
+        """Returns the named directory, and the newest checkpoint in it, which may be damaged."""
+        from candle_p1.checkpoints.root import CheckpointRoot
+
         root = checkpoint_root(self._params, self._candidates[0])
-        newest = _newest(root)
+        newest = CheckpointRoot(root).newest() if root.is_dir() else None
         if newest is None:
             self.notes.append(f"{root} holds no checkpoint")
-            return
-        newest.verify()
-        self._begin()
-        self._resume(newest)
+        return root, newest
 
     def _continue_in(self, directory: Path, root: Path) -> None:
-        """Claims the directory of a run that has not finished.
-
-        Raises:
-            NotContinued: It cannot be continued.
-        """
+        """Claims the directory of a run that has not finished, or raises NotContinued."""
         with self._locked(directory) as record:
             checkpoint = self._newest_good(root)
             if checkpoint and not _belongs(checkpoint, root, record, directory):
@@ -284,10 +262,8 @@ class RunDirectory:
     def _continue_elsewhere(self, owner: Path, root: Path) -> None:
         """Continues a run of another directory in a new one; its own is left as it is.
 
-        Its lock is held, too, so that an equal command does not continue it once more.
-
-        Raises:
-            NotContinued: It cannot be continued.
+        Its lock is held, too, so that an equal command does not continue it once more. Raises
+        NotContinued if it cannot be continued.
         """
         has_record = (owner / RECORD_NAME).exists()
         with self._locked(owner) if has_record else nullcontext():
@@ -303,8 +279,7 @@ class RunDirectory:
     def _locked(self, directory: Path) -> Iterator[RunRecord]:
         """Yields the record of a run that has ended, and holds its lock unless the body fails.
 
-        Raises:
-            NotContinued: It has finished or may be alive, or it is another run.
+        Raises NotContinued if it has finished or may be alive, or is another run.
         """
         record = self._read(directory)
         wait_s = NOTICE_S if record.status == "running" else WATCHDOG_EXIT_S
@@ -329,11 +304,10 @@ class RunDirectory:
         """Resumes from a checkpoint, if there is one, the run with the record in a directory."""
         self.checkpoint = checkpoint
         if checkpoint:
-            self._resume_point = SavedRun.of(checkpoint).resume_point(checkpoint)
+            self._resume_point = TrainingState.of(checkpoint).run.resume_point(checkpoint)
         if directory is not None:
             known = read_so_far(directory / RECORD_NAME)
-            last_sign = _last_sign(directory)
-            self._segments = earlier_segments(known, self._resume_point, last_sign)
+            self._segments = earlier_segments(known, self._resume_point, _last_sign(directory))
 
     def _read(self, directory: Path) -> RunRecord:
         """Returns the record of a run that has not finished and has the same parameters."""
@@ -366,21 +340,23 @@ class RunDirectory:
             release(path)
             raise
 
-    def _cannot_write(self, error: OSError) -> ParameterError:
-        where = error.filename or self._path or self._candidates[0]
-        origin = self._params.origin("output_dir")
-        return ParameterError(f"output_dir ({origin}): cannot write to {where}: {error.strerror}")
+    @contextmanager
+    def _told_if_not_writable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            where = error.filename or self._path or self._candidates[0]
+            origin, problem = self._params.origin("output_dir"), error.strerror
+            told = f"output_dir ({origin}): cannot write to {where}: {problem}"
+            raise ParameterError(told) from error
 
 
 class NotContinued(Exception):  # noqa: N818
     """Why a run is not continued."""
 
 
-def _newest(root: Path) -> Checkpoint | None:
-    """Returns the newest checkpoint that can be read, if any; its files may be damaged."""
-    from candle_p1.checkpoints.root import CheckpointRoot
-
-    return CheckpointRoot(root).newest() if root.is_dir() else None
+def _has_record(directory: Path) -> bool:
+    return os.path.lexists(directory / RECORD_NAME)
 
 
 def _belongs(checkpoint: Checkpoint, root: Path, record: RunRecord, directory: Path) -> bool:
@@ -390,7 +366,7 @@ def _belongs(checkpoint: Checkpoint, root: Path, record: RunRecord, directory: P
     """
     if root.resolve() == (directory / CHECKPOINTS).resolve():
         return True
-    saved_by = Path(SavedRun.of(checkpoint).directory)
+    saved_by = Path(TrainingState.of(checkpoint).run.directory)
     begun_from = record.segments[-1].checkpoint if record.segments else None
     return saved_by.resolve() == directory.resolve() or begun_from == str(checkpoint.directory)
 
@@ -405,11 +381,7 @@ def _last_sign(directory: Path) -> str:
 
 
 def _claim(directory: Path, segment: int) -> None:
-    """Claims a segment of a run where the file system has no locks.
-
-    Raises:
-        NotContinued: Another process has claimed it.
-    """
+    """Claims a segment of a run where the file system has no locks, or raises NotContinued."""
     try:
         (directory / f".{RECORD_NAME}.segment-{segment}").open("x").close()
     except FileExistsError as error:

@@ -1,20 +1,28 @@
-"""Saving a run's state while it trains: when, and what of it."""
+"""Saving a run's state while it trains: when, and what is saved.
+
+All ranks count alike, so checkpoints at the end of epochs and every N steps need no agreement. The
+time differs among ranks, and a signal need not reach all of them: they agree on these about once a
+second.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from math import isfinite
+from typing import NamedTuple
 
 import keras
+import numpy as np
 
 from candle_p1.checkpoints.policy import SavePolicy
 from candle_p1.checkpoints.writer import CheckpointWriter
+from candle_p1.distributed.comm import Communicator
 from candle_p1.distributed.replicas import average_state, restore_state
 from candle_p1.instrument.phases import region
 from candle_p1.records.types import Position
 from candle_p1.training.epochs import EpochTimer, GatheredEpochs, epoch_arrays
-from candle_p1.training.fingerprint import TrainingState
-from candle_p1.training.save_trigger import SaveTrigger
+from candle_p1.training.restart import TrainingState
 from candle_p1.training.setup import Training
 from candle_p1.training.state import (
     CallbackStates,
@@ -24,12 +32,69 @@ from candle_p1.training.state import (
     own_arrays,
 )
 
+PERIOD_S = 1.0
+MAX_GROWTH = 10
+"""A pause may be so much longer, in steps, than the one before: the first steps are no measure."""
+
+
+class Agreed(NamedTuple):
+    """What all ranks know once they have agreed."""
+
+    is_due: bool
+    """Rank 0's clock asks for a checkpoint."""
+    is_signalled: bool
+    """Some rank was told to save and end."""
+
+
+class SaveTrigger:
+    """Agrees on the time and on signals about once a second, after a number of steps.
+
+    Args:
+        comm: The ranks.
+        every_s: The time between checkpoints, by rank 0's clock; 0: none is due by time.
+        is_signalled: Returns whether this rank was told to save and end.
+        clock: Returns seconds; monotonic.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        every_s: float,
+        is_signalled: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._comm, self._every_s = comm, every_s
+        self._is_signalled, self._clock = is_signalled, clock
+        self._saved_s = self._agreed_s = clock()
+        self._steps_since, self._pause = 0, 1
+
+    def step(self, num: int = 1) -> Agreed:
+        """Counts the steps before one that is about to begin; now and then collective."""
+        self._steps_since += num
+        return self.agree() if self._steps_since >= self._pause else Agreed(False, False)
+
+    def agree(self) -> Agreed:
+        """Agrees now; collective."""
+        now = self._clock()
+        is_due = 0 < self._every_s <= now - self._saved_s
+        rate = self._steps_since / max(now - self._agreed_s, 1e-9)
+        pause = min(max(round(rate * PERIOD_S), 1), MAX_GROWTH * self._pause)
+        first = self._comm.rank == 0  # the others add nothing but their signals
+        summand = np.array([is_due * first, self._is_signalled(), pause * first], np.int64)
+        is_due_at_first, num_signalled, self._pause = self._comm.allreduce_sum(summand).tolist()
+        self._agreed_s, self._steps_since = now, 0
+        return Agreed(bool(is_due_at_first), bool(num_signalled))
+
+    def saved(self) -> None:
+        """Counts the time to the next checkpoint from now."""
+        self._saved_s = self._clock()
+
 
 class Saver:
     """Saves checkpoints between steps; every rank must have one.
 
-    What is at `start`, where this segment of the run begins, is saved already. `arrays` returns
-    what is saved and is the same on all ranks.
+    Where this segment of the run begins is saved already. `arrays` returns what is saved and is the
+    same on all ranks.
 
     Attributes:
         position: Where training is.
@@ -40,22 +105,23 @@ class Saver:
         self,
         training: Training,
         writer: CheckpointWriter,
-        trigger: SaveTrigger,
         states: CallbackStates,
         timer: EpochTimer,
         epochs: GatheredEpochs,
-        start: Position,
         arrays: Callable[[], Mapping[str, LiveArray]],
     ) -> None:
-        self._training, self._writer, self._trigger = training, writer, trigger
-        self._states, self._timer, self._epochs = states, timer, epochs
-        self._arrays = arrays
-        self._params, self._plan = training.params, training.plan
+        self._training, self._writer, self._states = training, writer, states
+        self._timer, self._epochs, self._arrays = timer, epochs, arrays
+        run, self._params, self._plan = training.run, training.params, training.plan
+        watchdog = run.watchdog
+        self._trigger = SaveTrigger(
+            run.comm, self._params["ckpt_every_s"], lambda: watchdog.save_requested
+        )
         self._policy = SavePolicy.of(self._params, last_epoch=self._plan.epochs_per_rank)
         if training.restart:
             self._policy.restore_state(training.restart.state.policy)
         self._is_due = self._is_best = self._is_signalled = self._is_lost = False
-        self.position, self.is_interrupted = start, False
+        self.position, self.is_interrupted = training.start, False
         self._steps_before = self._total_steps
 
     def before_step(self, position: Position) -> bool:
@@ -65,10 +131,7 @@ class Saver:
         if not position.step:  # it is due, if at all, since the end of the epoch before
             self._is_lost = False
             return True
-        agreed = self._trigger.step(num_steps)
-        self._is_signalled |= agreed.is_signalled
-        if self._policy.allows(position.epoch):
-            self._is_due |= agreed.is_due or self._is_due_by_steps
+        self._note_due(self._trigger.step(num_steps))
         return self._save_if_due()
 
     def most_steps(self) -> int:
@@ -85,11 +148,8 @@ class Saver:
             return True  # training ends here, and the checkpoints before may be of use
         self._withdraw_lost_best()
         end = self._policy.after_epoch(epoch + 1, logs)
-        agreed = self._trigger.agree()
-        self._is_signalled |= agreed.is_signalled
         is_last = self._training.model.stop_training or epoch + 1 == self._plan.epochs_per_rank
-        if self._policy.allows(epoch + 1):
-            self._is_due |= end.save or agreed.is_due or self._is_due_by_steps or is_last
+        self._note_due(self._trigger.agree(), end.save or is_last)
         self._is_best |= end.best
         return self._save_if_due(wait=is_last)
 
@@ -97,10 +157,13 @@ class Saver:
     def _total_steps(self) -> int:
         return self.position.epoch * self._plan.steps_per_epoch + self.position.step
 
-    @property
-    def _is_due_by_steps(self) -> bool:
-        total, every = self._total_steps, self._params["ckpt_every_steps"]
-        return bool(every) and total > self._steps_before and total % every == 0
+    def _note_due(self, agreed: Agreed, is_due: bool = False) -> None:
+        """Notes whether a checkpoint is due at this position: by time, by steps, or as it is."""
+        self._is_signalled |= agreed.is_signalled
+        if self._policy.allows(self.position.epoch):
+            total, every = self._total_steps, self._params["ckpt_every_steps"]
+            by_steps = bool(every) and total > self._steps_before and total % every == 0
+            self._is_due |= is_due or agreed.is_due or by_steps
 
     def _withdraw_lost_best(self) -> None:
         """Lets a later epoch be the best if the one so far could not be written; collective."""
@@ -112,9 +175,8 @@ class Saver:
         """Saves, unless gradients are being accumulated; what is due then stays so.
 
         Accumulation begins with this segment of the run, whose ranks may have other steps than
-        those of the segment before.
-
-        With `wait`, a checkpoint that is still being written does not prevent this one.
+        those of the segment before. With `wait`, a checkpoint that is still being written does not
+        prevent this one.
         """
         passes = self._params["backward_passes_per_step"]
         is_between = (self._total_steps - self._steps_before) % passes == 0
@@ -126,7 +188,7 @@ class Saver:
         if within_epoch and not self._params["allow_nan"]:
             # The loss may be lost on one rank only, but then the weights are lost on all.
             self._is_lost = self._is_lost or comm.any(not isfinite(loss_so_far(model)))
-            if self._is_lost:  # the epoch's end tells; a signal leaves no time for the rest of it
+            if self._is_lost:  # the epoch's end reports it, but a signal leaves no time for that
                 model.stop_training |= self._is_signalled
                 return True
         self._withdraw_lost_best()

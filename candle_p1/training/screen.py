@@ -44,14 +44,8 @@ class Screen:
     """The terminal or log to which rank 0 prints; silent on all other ranks.
 
     Lines are broken between words, to fit the terminal. Each epoch gets a line; on a terminal there
-    is also a progress bar.
-
-    Args:
-        rank: The rank of this process.
-        logfile: A file to which all lines are appended, too.
-
-    Raises:
-        ParameterError: The log file cannot be written.
+    is also a progress bar. A log file gets all lines as well; ParameterError is raised if it cannot
+    be written.
     """
 
     def __init__(self, rank: int = 0, logfile: str | None = None) -> None:
@@ -69,7 +63,14 @@ class Screen:
 
     def say(self, what: str | Table) -> None:
         """Prints a line or a table."""
-        self._print(lambda width: _text(what, width, self._rule))
+        rule = "─" if self._console.encoding.startswith("utf") else "-"
+
+        def text(width: int | None) -> str:
+            if isinstance(what, str):
+                return wrap(what, width)
+            return "\n".join(["", *table_lines(what, width, rule), ""])
+
+        self._print(text)
 
     def say_command(self, argv: Sequence[str], prompt: str = "$ ", after: str = "") -> None:
         """Prints a command as it can be typed, between other text."""
@@ -85,17 +86,9 @@ class Screen:
         if self._log:
             print(printable(text(None)), file=self._log, flush=True)
 
-    @property
-    def _rule(self) -> str:
-        return "─" if self._console.encoding.startswith("utf") else "-"
-
     @contextmanager
     def making_data(self, doing: str = "making synthetic") -> Iterator[Any]:
-        """Yields a function (file name, bytes so far, bytes expected or 0) that shows a bar.
-
-        Args:
-            doing: What is done to the files, for the lines that are printed.
-        """
+        """Yields a function (file name, bytes so far, bytes expected or 0) that shows a bar."""
         progress = self.bar(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -214,20 +207,11 @@ def _short(value: float) -> str:
     return f"{value:.4f}" if 0.01 <= abs(value) < 10 else f"{value:.3g}"
 
 
-def _text(what: str | Table, width: int | None, rule: str) -> str:
-    if isinstance(what, str):
-        return wrap(what, width)
-    return "\n".join(["", *table_lines(what, width, rule), ""])
-
-
 def _console(rank: int, terminal: TextIO | None, width: int | None) -> Console:
+    """Returns a console that prints text as it is."""
+    plain: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False, "width": width}
     if terminal:
-        return _plain_console(file=terminal, force_terminal=True, width=width)
+        return Console(file=terminal, force_terminal=True, **plain)
     # Open MPI gives rank 0 a pseudo-terminal even if its own output does not go to a terminal.
     is_terminal = launcher_variable() is None and sys.stdout.isatty()
-    return _plain_console(quiet=rank != 0, force_terminal=is_terminal, width=width)
-
-
-def _plain_console(**options: Any) -> Console:
-    """Returns a console that prints text as it is."""
-    return Console(highlight=False, markup=False, emoji=False, **options)
+    return Console(quiet=rank != 0, force_terminal=is_terminal, **plain)

@@ -32,6 +32,7 @@ from candle_p1.models.optimizers import DTYPE_POLICIES, default_learning_rate, m
 from candle_p1.parameters.parameter_set import ParameterSet
 from candle_p1.records.environment import memory_limit_bytes
 from candle_p1.records.segments import BEGINNING
+from candle_p1.records.types import Position
 from candle_p1.scaling import ScalingPlan
 from candle_p1.training.lifecycle import Run
 from candle_p1.training.model_files import ModelFiles
@@ -70,6 +71,11 @@ class Training:
     restart: Restart | None = None
     after_epoch: Callable[[int, Mapping[str, float]], bool] | None = None
 
+    @property
+    def start(self) -> Position:
+        """Where training begins."""
+        return self.restart.start if self.restart else BEGINNING
+
 
 def locate_files(
     benchmark: Benchmark,
@@ -79,12 +85,8 @@ def locate_files(
     """Returns the files of a run, generating them first if they are synthetic; for rank 0 only.
 
     If no file is named, the data are synthetic, of ``--size``. Files that ``candle-p1 data make``
-    generated are recognised as synthetic by the manifest beside them.
-
-    `progress` is called while synthetic data are generated.
-
-    Raises:
-        CandleError: The synthetic data cannot be generated.
+    generated are recognised as synthetic by the manifest beside them. `progress` is called while
+    synthetic data are generated.
     """
     named = {role: params[name] for role, name in benchmark.files.items() if params[name]}
     recipe = benchmark.recipe
@@ -96,11 +98,7 @@ def locate_files(
 
 
 def check_same_parameters(params: ParameterSet, comm: Communicator) -> None:
-    """Checks that all ranks were given the same parameters; collective.
-
-    Raises:
-        DistributedError: They were not; the same on every rank.
-    """
+    """Raises DistributedError on all ranks if they have different parameters; collective."""
     first = comm.broadcast(dict(params))
     different = sorted(
         name
@@ -117,11 +115,7 @@ def check_same_parameters(params: ParameterSet, comm: Communicator) -> None:
 
 
 def check_same_data(reader: Reader, comm: Communicator) -> None:
-    """Checks that all ranks have read the same values from the same files; collective.
-
-    Raises:
-        DistributedError: They have not; the same on every rank.
-    """
+    """Raises DistributedError on all ranks if they have read different values; collective."""
     different = comm.find_different((reader.digests, reader.sizes))
     if different:
         raise DistributedError(
@@ -214,10 +208,8 @@ def build_model(
 ) -> Any:
     """Builds and compiles the model, with the same weights on all ranks that have the same seed.
 
-    The log, if there is one, records the gradients' allreduces.
-
-    Raises:
-        CandleError: The model does not fit into memory.
+    The log, if there is one, records the gradients' allreduces. Raises SetupError if the model does
+    not fit into memory.
     """
     import keras
 
@@ -245,13 +237,10 @@ def build_model(
 
 
 def check_best_metric(benchmark: Benchmark, params: ParameterSet, model: Any) -> None:
-    """Checks, before training, that the metric of the best epoch will be in the logs.
+    """Raises ParameterError, before training, if the metric of the best epoch will not be logged.
 
     The names of several outputs' metrics, and of those that a model's own training step adds, are
     known only after the first epoch, when the policy itself checks them.
-
-    Raises:
-        ParameterError: It will not; the message names the metrics that will.
     """
     import keras
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf, isnan, nan
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -19,7 +21,7 @@ from candle_p1.distributed.callbacks import evaluate_shared
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.distributed.replicas import restore_state, seed_states
 from candle_p1.errors import CandleError
-from candle_p1.training.best_epoch import STATE
+from candle_p1.files import write_atomically
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,7 +31,7 @@ BEST = "best/"
 """What the names of arrays begin with."""
 
 KERAS_STATES: Mapping[Any, Sequence[str]] = {
-    keras.callbacks.EarlyStopping: STATE,
+    keras.callbacks.EarlyStopping: ("best", "best_epoch", "stopped_epoch", "wait"),
     keras.callbacks.History: ("epoch", "history"),
     keras.callbacks.ModelCheckpoint: (
         "best",
@@ -42,13 +44,7 @@ KERAS_STATES: Mapping[Any, Sequence[str]] = {
 
 
 class LiveArray:
-    """A variable or an array, of which rows can be copied without a temporary copy of the whole.
-
-    Attributes:
-        shape: Its shape.
-        dtype: Its dtype.
-        nbytes: Its size in bytes.
-    """
+    """A variable or an array, of which rows can be copied without a temporary copy of the whole."""
 
     def __init__(self, variable: Any) -> None:
         self._variable = variable
@@ -82,13 +78,8 @@ def replicated_arrays(
     """Returns the arrays that are the same on every rank, by name.
 
     Names do not depend on the number of ranks. A later variable with the name of an earlier one has
-    a number.
-
-    Args:
-        model: A compiled ``keras.Model`` whose optimizer is built.
-        with_optimizer: Whether the optimizer's state, with its iterations, learning rate and loss
-            scale, belongs to it.
-        best: The weights of the best epoch, in the order of the model's, if they belong to it.
+    a number. The optimizer, whose state has its iterations, learning rate and loss scale, must be
+    built; `best` are the weights of the best epoch, in the order of the model's.
     """
     variables = _replicated(model, with_optimizer=with_optimizer)
     named = {f"{BEST}{name}": array for name, array in zip(variables, best, strict=False)}
@@ -100,10 +91,7 @@ def restore_replicated(
 ) -> None:
     """Puts saved arrays into a model; the optimizer keeps its state if none is among them.
 
-    Args:
-        model: As for `replicated_arrays`.
-        read: Returns a saved array, which need not outlive the next call.
-        names: Those that `read` knows: all of the model, maybe without the optimizer.
+    `read` returns one of those with these names, which need not outlive the next call.
     """
     variables = _replicated(model, with_optimizer=any(name.startswith(OPTIMIZER) for name in names))
     for name, variable in variables.items():
@@ -137,10 +125,8 @@ def loss_so_far(model: Any) -> float:
 def restore_own(model: Any, saved: Mapping[str, NDArray[Any]], *, within_epoch: bool) -> None:
     """Puts a rank's own arrays back; others among the saved ones are ignored.
 
-    Within an epoch this must happen after Keras has reset the metrics, when it begins.
-
-    Raises:
-        CandleError: An array is missing or has another shape.
+    Within an epoch this must happen after Keras has reset the metrics, when it begins. Raises
+    CandleError if an array is missing or has another shape.
     """
     for name, variable in _own(model, within_epoch=within_epoch).items():
         if name not in saved or saved[name].shape != tuple(variable.shape):
@@ -162,10 +148,8 @@ class CallbackStates:
     """The states of callbacks: of Keras's own, by name; of others through two methods.
 
     They are ``checkpoint_state()``, which returns what JSON can hold, and ``restore_state(state)``.
-
-    Args:
-        callbacks: The callbacks, and other objects with these methods, in order. Every rank may
-            have additional ones after those that all ranks have.
+    Other objects may have these methods, too. Every rank may have additional callbacks after those
+    that all ranks have.
     """
 
     def __init__(self, callbacks: Sequence[Any]) -> None:
@@ -183,11 +167,7 @@ class CallbackStates:
         return list(dict.fromkeys(kinds))
 
     def capture(self) -> dict[str, Any]:
-        """Returns the states of those callbacks that have one, as JSON values, by name.
-
-        Raises:
-            CandleError: A state cannot be JSON.
-        """
+        """Returns the states of those callbacks that have one, as JSON values, by name."""
         states: dict[str, Any] = {}
         for name, callback in self._named.items():
             if hasattr(callback, "checkpoint_state"):
@@ -259,3 +239,62 @@ def _named(prefix: str, variables: Iterable[tuple[str, Any]]) -> dict[str, Any]:
             name, number = f"{prefix}{path}-{number}", number + 1
         named[name] = variable
     return named
+
+
+class BestEpoch(keras.callbacks.EarlyStopping):  # type: ignore[misc]
+    """Ends training when the validation loss no longer falls; the best epoch's weights return.
+
+    Every rank has a copy of these weights, which is a part of checkpoints. The validation loss is
+    the same on all ranks, and so is what they do.
+
+    Attributes:
+        weights: The weights after the best epoch so far, which may be of an earlier segment of the
+            run, in the order of the model's.
+    """
+
+    def __init__(self, model: Any, patience: int, weights: list[Any] | None = None) -> None:
+        super().__init__("val_loss", patience=patience)
+        self.weights = weights or model.get_weights()
+
+    @property
+    def number(self) -> int | None:
+        """The number of the best epoch, from 1; None before the first epoch has ended."""
+        return None if self.best is None else self.best_epoch + 1
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended training."""
+        return bool(self.stopped_epoch)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Keeps the weights if the epoch is the best so far, else maybe ends training."""
+        value = (logs or {}).get("val_loss", nan)
+        super().on_epoch_end(epoch, {"val_loss": inf if isnan(value) else value})
+        if self.number == epoch + 1:
+            self.weights = self.model.get_weights()
+
+    def on_train_end(self, logs: dict[str, float] | None = None) -> None:
+        """Gives the model the weights of the best epoch."""
+        if self.number:
+            self.model.set_weights(self.weights)
+
+
+class EpochTable(keras.callbacks.CSVLogger):  # type: ignore[misc]
+    """Writes the metrics of every epoch into a CSV file, as Keras does.
+
+    A continued run begins with the file as it was at the checkpoint.
+    """
+
+    csv_file: Any
+
+    def checkpoint_state(self) -> dict[str, str]:
+        """Returns the text of the file."""
+        return {"text": Path(self.filename).read_bytes().decode()}
+
+    def restore_state(self, state: dict[str, str]) -> None:
+        """Writes the text, after which later epochs follow."""
+        self.csv_file.close()
+        path = Path(self.filename)
+        write_atomically(path, state["text"])
+        self.csv_file = path.open("a", encoding="utf-8", newline="")
+        self.append_header = not state["text"]

@@ -32,11 +32,7 @@ BLOCK_S = 0.5
 
 
 class Steps(ABC):
-    """Trains the steps of epochs, in order.
-
-    Args:
-        model: The compiled model.
-    """
+    """Trains the steps of epochs, in order."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -45,11 +41,11 @@ class Steps(ABC):
 
     @abstractmethod
     def most(self, step: int) -> int:
-        """Returns how many steps can be trained at once from this one of an epoch on."""
+        """Returns how many steps of an epoch, from this one on, can be trained at once."""
 
     @abstractmethod
     def train(self, epoch: int, step: int, num: int) -> Any:
-        """Trains so many steps from this one of an epoch on; returns the metrics so far.
+        """Trains `num` steps of an epoch, from this one on; returns the metrics so far.
 
         With JAX, the state stays outside the model between steps; see
         `candle_p1.training.state.attach_state`.
@@ -70,9 +66,7 @@ class Steps(ABC):
 class StreamedSteps(Steps):
     """Trains on batches that the host makes.
 
-    Args:
-        model: The compiled model.
-        batches: The batches of all steps to come; see `candle_p1.models.fast.batches.stream`.
+    They are those of all steps to come; see `candle_p1.models.fast.batches.stream`.
     """
 
     def __init__(self, model: Any, batches: Iterator[Any]) -> None:
@@ -93,13 +87,7 @@ class StreamedSteps(Steps):
 
 
 class DeviceSteps(Steps):
-    """Trains on batches that JAX takes from the device, where it has the order of each epoch.
-
-    Args:
-        model: The compiled model.
-        data: The samples of the batches.
-        batches: The batches.
-    """
+    """Trains on batches that JAX takes from the device, where it has the order of each epoch."""
 
     def __init__(self, model: Any, data: DeviceData, batches: TrainBatches) -> None:
         import jax
@@ -155,12 +143,8 @@ def make_steps(
 ) -> Steps:
     """Returns what trains the steps of some epochs.
 
-    Args:
-        model: The compiled model.
-        batches: The batches, which know the order of each epoch.
-        data: Their samples on the device; None: batches are streamed.
-        epochs: The epochs, counted from 0; at least one.
-        first_step: The step with which the first of them begins.
+    They are counted from 0, and the first begins with `first_step`. If the samples of the batches
+    are not on the device, batches are streamed.
     """
     if data is None:
         return StreamedSteps(model, stream(batches, epochs, first_step))
@@ -196,13 +180,7 @@ class Pace:
 def evaluation_on_device(
     model: Any, data: DeviceData, batches: EvaluationBatches
 ) -> Callable[[], None]:
-    """Returns a function that updates the metrics of a model with a rank's share of the samples.
-
-    Args:
-        model: The compiled model.
-        data: The samples on the device.
-        batches: The share of this rank.
-    """
+    """Returns a function that updates the metrics of a model with a rank's share of the samples."""
     import jax
 
     names = JAX_STATE[:2] + JAX_STATE[3:]

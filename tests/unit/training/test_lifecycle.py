@@ -1,7 +1,5 @@
 """A run from its directory to its record."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

@@ -1,7 +1,5 @@
 """When a run saves its model, what remains of the best epoch, and what is told of failures."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

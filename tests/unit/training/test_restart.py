@@ -1,7 +1,5 @@
 """What a restart refuses, and what it leaves to train; without training."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +12,7 @@ from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import CheckpointError
 from candle_p1.records.types import Position
 from candle_p1.scaling import ScalingPlan
-from candle_p1.training.fingerprint import check_equal, run_fingerprint
-from candle_p1.training.restart import Restart, may_restart
+from candle_p1.training.restart import Restart, check_equal, may_restart, run_fingerprint
 
 NT3 = find_benchmark("nt3")
 HERE = Path("ckpts/epoch-0002-step-000003")

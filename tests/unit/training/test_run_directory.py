@@ -1,7 +1,5 @@
 """Which run a command continues, and where."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import threading
@@ -25,7 +23,7 @@ from candle_p1.records.record import (
 )
 from candle_p1.records.types import Failure, Position
 from candle_p1.training import run_directory
-from candle_p1.training.fingerprint import SavedRun, TrainingState
+from candle_p1.training.restart import SavedRun, TrainingState
 from candle_p1.training.run_directory import LOCK_NAME, RunDirectory
 from tests.planted_records import planted_record
 from tests.records import RUNNING

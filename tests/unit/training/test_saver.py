@@ -1,20 +1,20 @@
-"""When a run saves its state; without training."""
-
-from __future__ import annotations
+"""When a run saves its state, and when its ranks agree on that; without training."""
 
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from candle_p1.benchmark import find_benchmark
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.records.types import Position
+from tools.simulated import SimulatedJob
 
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 saver_module = pytest.importorskip("candle_p1.training.saver")
 
-from candle_p1.training.fingerprint import SavedRun  # noqa: E402
-from candle_p1.training.save_trigger import SaveTrigger  # noqa: E402
+from candle_p1.training.restart import SavedRun  # noqa: E402
 
 NAN = float("nan")
 NT3 = find_benchmark("nt3")
@@ -51,6 +51,7 @@ def make_saver(monkeypatch, writer):
     comm, saved_run = SerialCommunicator(), SavedRun(directory="here", segment=1, steps=0)
 
     def make(flags="--ckpt_save_best False", start=(0, 0), is_signalled=False):
+        watchdog = SimpleNamespace(save_requested=is_signalled)
         model = SimpleNamespace(
             stop_training=False,
             optimizer=SimpleNamespace(learning_rate=keras.ops.convert_to_tensor(0.1)),
@@ -59,21 +60,20 @@ def make_saver(monkeypatch, writer):
             jax_state_sync=lambda: None,
         )
         training = SimpleNamespace(
-            run=SimpleNamespace(comm=comm, saved_run=lambda: saved_run),
+            run=SimpleNamespace(comm=comm, saved_run=lambda: saved_run, watchdog=watchdog),
             params=NT3.read_parameters(flags.split()),
             plan=SimpleNamespace(steps_per_epoch=5, epochs_per_rank=8, model_dump=dict),
             model=model,
             fingerprint={"benchmark": "nt3", "parameters": {}, "data": {}},
             restart=None,
+            start=Position(*start),
         )
         saver = saver_module.Saver(
             training,
             writer,
-            SaveTrigger(comm, 0.0, lambda: is_signalled),
             SimpleNamespace(capture=dict),
             SimpleNamespace(so_far=lambda: None),
             SimpleNamespace(to_facts=lambda: {"epochs": [], "num_samples": 0}),
-            Position(*start),
             dict,
         )
         return saver, model
@@ -176,3 +176,62 @@ def test_after_a_best_epoch_that_could_not_be_written_a_worse_one_may_be_the_bes
     run_epoch(saver, 2, val_loss=3.5)
     run_epoch(saver, 3, val_loss=2.0)
     assert writer.saved == [(1, 0), (2, 0), (4, 0)]
+
+
+class Clock:
+    """A rank's own."""
+
+    now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+def on_ranks(num_ranks, work, *, every_s=0.0, signalled=None):
+    """Runs `work` with the trigger and the clock of each rank; fails if one waits in vain."""
+
+    def on_rank(comm):
+        clock = Clock()
+        trigger = saver_module.SaveTrigger(comm, every_s, lambda: comm.rank == signalled, clock)
+        return work(trigger, clock, comm.rank)
+
+    return SimulatedJob(num_ranks).run(on_rank)
+
+
+@given(st.integers(1, 4), st.lists(st.sampled_from([0.001, 0.02, 0.3, 5.0]), max_size=60))
+def test_all_ranks_agree_at_the_same_steps(num_ranks, seconds):
+    def work(trigger, clock, rank):
+        for took_s in seconds:
+            clock.now_s += took_s * (1 + 0.1 * rank)
+            assert trigger.step() == saver_module.Agreed(False, False)
+
+    on_ranks(num_ranks, work)
+
+
+@pytest.mark.parametrize("step_s", [0.01, 0.1, 3.0])
+def test_ranks_agree_about_once_a_second(step_s, monkeypatch):
+    rounds, comm, clock = [], SerialCommunicator(), Clock()
+    monkeypatch.setattr(comm, "allreduce_sum", lambda array: rounds.append(array) or array)
+    trigger = saver_module.SaveTrigger(comm, 0.0, lambda: False, clock)
+    for _ in range(round(60 / step_s)):
+        clock.now_s += step_s
+        trigger.step()
+    expected = 60 / max(step_s, 1.0)
+    assert expected <= len(rounds) <= expected + 5
+
+
+def test_rank_0_decides_by_its_clock():
+    def work(trigger, clock, rank):
+        clock.now_s = 100.0 * (rank > 0)
+        due = [trigger.agree().is_due]
+        clock.now_s += 10.0
+        due += [trigger.agree().is_due, trigger.agree().is_due]  # until something is saved
+        trigger.saved()
+        return [*due, trigger.agree().is_due]
+
+    assert on_ranks(3, work, every_s=10.0) == 3 * [[False, True, True, False]]
+
+
+def test_a_signal_to_one_rank_reaches_all():
+    agreed = on_ranks(3, lambda trigger, clock, rank: trigger.agree(), signalled=2)
+    assert agreed == 3 * [saver_module.Agreed(False, True)]

@@ -1,7 +1,5 @@
 """Models as they are compiled for a run."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,8 +11,7 @@ from candle_p1.distributed.engine import make_engine
 from candle_p1.errors import ParameterError
 from candle_p1.models.optimizers import COMPUTE_TYPES, check_names
 from candle_p1.parameters.parameter import Parameter
-from candle_p1.train import _chosen_by_test
-from candle_p1.training.measured import _loss_name, describe_model, unmet_requests
+from candle_p1.training.measured import _loss_name, chosen_by_test, describe_model, unmet_requests
 from candle_p1.training.setup import build_model
 
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
@@ -34,9 +31,9 @@ CHOICES = ("mine", "categorical_crossentropy")
 )
 def test_what_the_test_samples_choose_is_said(flags, names):
     params = NT3.read_parameters(flags.split())
-    found = _chosen_by_test(params, on_test=True)
+    found = chosen_by_test(params, on_test=True)
     assert [text.partition(":")[0] for text in found] == names
-    assert _chosen_by_test(params, on_test=False) == []
+    assert chosen_by_test(params, on_test=False) == []
 
 
 def build(make_model, y, *, metrics=("accuracy",), flags=""):

@@ -3,8 +3,6 @@
 That training goes on from them bit for bit is in test_loop.py.
 """
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 
