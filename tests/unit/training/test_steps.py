@@ -1,7 +1,4 @@
-"""What is on the device, what is sent there, and how many steps a block has.
-
-That blocks train as single steps on streamed batches do, bit for bit, is in test_loop.py.
-"""
+"""Blocks of steps on the device compute what single steps on streamed batches do, bit for bit."""
 
 from types import SimpleNamespace
 
@@ -17,22 +14,81 @@ jax = pytest.importorskip("jax")
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 steps_module = pytest.importorskip("candle_p1.training.steps")
 
-from candle_p1.data.batches import TrainBatches  # noqa: E402
-from candle_p1.distributed.callbacks import LearningRateWarmup  # noqa: E402
+from candle_p1.data.batches import EvaluationBatches, TrainBatches  # noqa: E402
+from candle_p1.distributed.callbacks import LearningRateWarmup, evaluate_shared  # noqa: E402
 from candle_p1.models.fast import device_data  # noqa: E402
-from candle_p1.training.state import build_metrics  # noqa: E402
-from tests.unit.training.test_loop import DATA, PLAN, made  # noqa: E402
+from candle_p1.training.state import attach_state, build_metrics  # noqa: E402
 
+COMM = SerialCommunicator()
 RANDOM = np.random.default_rng(0)
+MATRIX = RANDOM.normal(size=(50, 13)).astype("f4")
+NUM_SAMPLES, BATCH, STEPS = 42, 4, 11
+"""The last batch of an epoch has two samples."""
+PLAN = ScalingPlan.make(
+    num_ranks=1, epochs=2, batch_size=BATCH, learning_rate=0.1, num_samples=NUM_SAMPLES
+)
 ALL = 1 << 30
+
+
+def samples():
+    """Selected rows of a part of a matrix, whose columns are features, as well as the targets."""
+    x = Selected(MATRIX[3:, 1:, np.newaxis], RANDOM.permutation(47)[:NUM_SAMPLES])
+    return Samples(x, x)
+
+
+def made():
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(3)
+    layers = keras.layers
+    hidden = layers.Flatten(), layers.Dense(5), layers.BatchNormalization(), layers.Dropout(0.3)
+    inputs = layers.Input((12, 1))
+    model = keras.Sequential([inputs, *hidden, layers.Dense(12), layers.Reshape((12, 1))])
+    model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"])
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def trained(given, blocks, limit):
+    """Trains two epochs in blocks of these sizes; returns all that they change, and the steps."""
+    model, batches = made(), TrainBatches(given, PLAN, seed=5, rank=0, shuffle=True)
+    build_metrics(model, batches[0])
+    placement = device_data.place([given], limit)
+    data = placement.data[0] if placement.data else None
+    steps = steps_module.make_steps(model, batches, data, range(2))
+    found = []
+    for epoch in range(2):
+        model.reset_metrics()
+        step = 0
+        while step < STEPS:
+            num = min(blocks, steps.most(step))
+            logs = steps.train(epoch, step, num)
+            step += num
+        found.append(steps_module.python_logs(logs))
+        attach_state(model)
+        share = EvaluationBatches(given, 5, COMM)
+        evaluate = data and steps_module.evaluation_on_device(model, data, share)
+        found.append(evaluate_shared(model, share, COMM, evaluate))
+    variables = [*model.variables, *model.optimizer.variables]
+    return found, [np.asarray(each.value).tobytes() for each in variables], steps
+
+
+@pytest.mark.parametrize("blocks", [1, 3, STEPS])
+def test_blocks_train_as_streamed_batches_do(blocks):
+    given = samples()
+    expected = trained(given, 1, limit=0)
+    assert isinstance(expected[2], steps_module.StreamedSteps)
+    found = trained(given, blocks, limit=ALL)
+    assert found[:2] == expected[:2]
+    assert found[2]._block._cache_size() == 2, "a program for full batches, one for the last"
 
 
 def test_only_indices_are_sent(monkeypatch):
     """What is not put on the device by `jax.device_put` is not sent: JAX refuses."""
     sent, put = [], jax.device_put
-    model, batches = made(), TrainBatches(DATA.train, PLAN, seed=5, rank=0, shuffle=True)
+    given = samples()
+    model, batches = made(), TrainBatches(given, PLAN, seed=5, rank=0, shuffle=True)
     build_metrics(model, batches[0])
-    (data,) = device_data.place([DATA.train], ALL).data
+    (data,) = device_data.place([given], ALL).data
     steps = steps_module.make_steps(model, batches, data, range(2))
     for epoch in range(2):  # the first compiles, which sends constants
         with (
@@ -42,14 +98,13 @@ def test_only_indices_are_sent(monkeypatch):
             patch.setattr(
                 jax, "device_put", lambda value, *to: sent.append(value) or put(value, *to)
             )
-            for step, num in ((0, 1), (1, 3), (4, 1)):
+            for step, num in ((0, 4), (4, 6), (10, 1)):
                 steps.train(epoch, step, num)
     sent = sent[len(sent) // 2 :]
     assert {each.dtype for each in sent} == {np.dtype("int32")}
     indices = sorted(np.concatenate([each.ravel() for each in sent[:2]]))
-    assert indices == list(range(18))
-    assert sum(each.nbytes for each in sent) == 4 * 18 + 3 * 8
-    assert steps._block._cache_size() == 2, "a program for full batches, one for the last"
+    assert indices == list(range(NUM_SAMPLES))
+    assert sum(each.nbytes for each in sent) == 4 * NUM_SAMPLES + 3 * 8
 
 
 def placed_arrays(placement):
@@ -104,7 +159,7 @@ def test_rows_of_a_users_own_are_streamed():
 def test_blocks_grow_to_half_a_second_by_rank_0(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(steps_module.time, "perf_counter", lambda: now[0])
-    pace, sizes = steps_module.Pace(SerialCommunicator()), []
+    pace, sizes = steps_module.Pace(COMM), []
     for step_s in [20.0, *6 * [0.03], 0.3, 0.3]:
         sizes.append(pace.num_steps)
         begin_s, now[0] = now[0], now[0] + step_s * pace.num_steps
