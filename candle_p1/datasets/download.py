@@ -1,4 +1,4 @@
-"""A downloader for pooch that resumes, retries, and gives up on servers that stall.
+"""A download that resumes, retries, and gives up on servers that stall.
 
 The bytes are collected in ``.NAME.partial``; ``.NAME.partial.version`` beside it holds the URL and
 the version of the file of which they are the beginning. A later attempt, even by another process,
@@ -48,16 +48,24 @@ class TransientError(CannotDownloadError):
 
 
 @dataclass
-class ResumingDownloader:
-    """Downloads one file over HTTP, or copies a local one; follows pooch's downloader protocol."""
+class Download:
+    """Downloads one file over HTTP, or copies a local one, to `partial` beside its path.
 
-    path: Path  # the file's final path; its directory must be locked
-    num_retries: int = 4  # the maximum number of consecutive retries
-    min_kib_per_s: int = 1  # an attempt is given up if it brings less than this over SLOW_S
-    # the file's size, if known; a longer one is not downloaded to its end
+    Attributes:
+        path: The file's final path; its directory must be locked.
+        num_retries: The maximum number of consecutive retries.
+        min_kib_per_s: An attempt is given up if it brings less than this over SLOW_S.
+        max_bytes: The file's size, if known; a longer one is not downloaded to its end.
+        progress: Called with the progress of the download.
+        notify: Called when an attempt has failed and another one follows.
+    """
+
+    path: Path
+    num_retries: int = 4
+    min_kib_per_s: int = 1
     max_bytes: int | None = None
-    progress: Progress | None = None  # called with the progress of the download
-    notify: Notify | None = None  # called when an attempt has failed and another one follows
+    progress: Progress | None = None
+    notify: Notify | None = None
 
     def __post_init__(self) -> None:
         self.version = ""  # what the server says of the version that was downloaded
@@ -65,8 +73,8 @@ class ResumingDownloader:
         self._state = self.partial.with_name(f"{self.partial.name}.version")
         self._min_bytes = self.min_kib_per_s * 1024 * SLOW_S
 
-    def __call__(self, url: str, output_file: str, *_: Any) -> None:
-        """Downloads a URL to `output_file`; a failure keeps only what can be resumed.
+    def run(self, url: str) -> None:
+        """Downloads from a URL; a failure keeps only what can be resumed.
 
         Raises:
             CannotDownloadError: It cannot be downloaded.
@@ -80,7 +88,6 @@ class ResumingDownloader:
             if not self._resume_point(url)[0]:
                 self.discard()
             raise
-        self.partial.replace(output_file)
 
     def discard(self) -> None:
         """Removes what was downloaded so far."""

@@ -6,7 +6,6 @@ A file gets its name only when its checksum is right and its files, if it is an 
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from candle_p1.data.reader import file_sha256
 from candle_p1.datasets.registry import (
     LOCK_NAME,
     RECORD_NAME,
-    Download,
+    FileFacts,
     expected_file,
     locked,
     record_download,
@@ -30,8 +29,7 @@ from candle_p1.datasets.unpack import SUFFIXES, ArchiveError, unpack
 from candle_p1.errors import DataError, ParameterError
 from candle_p1.files import content_sha256
 
-STAGING_NAME = ".fetching"  # where pooch keeps a file until its checksum is right
-RESERVED = (RECORD_NAME, LOCK_NAME, MANIFEST_NAME, STAGING_NAME)
+RESERVED = (RECORD_NAME, LOCK_NAME, MANIFEST_NAME)
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ def fetch(
 
     Other processes that fetch into the same directory wait and then find the files. Archives are
     unpacked into it, up to `unpack_limit_bytes` (see `unpack`). `options` are those of
-    `download.ResumingDownloader`.
+    `download.Download`, without `path` and `max_bytes`.
 
     Raises:
         ParameterError: The URL or a name cannot be used.
@@ -87,7 +85,7 @@ def fetch(
 
 
 def _find(
-    path: Path, expected: Download | None, unpack_limit_bytes: int | None, write: bool
+    path: Path, expected: FileFacts | None, unpack_limit_bytes: int | None, write: bool
 ) -> FetchedFile | None:
     """Returns a file that exists, with its unpacked files; None if it is missing or broken."""
     if not path.exists():
@@ -117,26 +115,23 @@ def _find(
 def _download(
     path: Path,
     url: str,
-    expected: Download | None,
+    expected: FileFacts | None,
     unpack_limit_bytes: int | None,
     options: dict[str, Any],
 ) -> FetchedFile:
     """Downloads, checks, unpacks, names and records a file; the directory must be locked."""
-    import pooch
-
     from candle_p1.datasets import download
 
-    pooch.get_logger().setLevel("WARNING")  # it logs URLs with their passwords
-    known_hash = f"sha256:{expected.sha256}" if expected else None
     max_bytes = expected.bytes if expected else None
-    downloader = download.ResumingDownloader(path, max_bytes=max_bytes, **options)
-    partial, staging = downloader.partial, path.parent / STAGING_NAME
-    source, unpacked = download.without_password(url), None
-    shutil.rmtree(staging, ignore_errors=True)
+    downloading = download.Download(path, max_bytes=max_bytes, **options)
+    partial, source = downloading.partial, download.without_password(url)
+    problem, unpacked = "", None
     try:
-        pooch.retrieve(url, known_hash, path.name, staging, downloader=downloader)
-        (staging / path.name).replace(partial)
-        if path.name.endswith(SUFFIXES):
+        downloading.run(url)
+        sha256 = content_sha256(partial)
+        if expected and sha256 != expected.sha256:
+            problem = f"its SHA-256 is {sha256}, not {expected.sha256}"
+        elif path.name.endswith(SUFFIXES):
             unpacked = unpack(path, RESERVED, unpack_limit_bytes, partial)
     except download.CannotDownloadError as error:
         raise DataError(
@@ -145,29 +140,28 @@ def _download(
             " files with candle-p1 data make",
             path.name,
         ) from error
-    except (ArchiveError, ValueError) as error:  # the latter is pooch's, with both checksums
-        downloader.discard()
-        problem = getattr(error, "problem", str(error).partition(". Deleted")[0])
+    except ArchiveError as error:
+        problem = error.problem
+    if problem:
+        downloading.discard()
         if expected and expected.source == "recorded":
             problem += f"; the known one was recorded in {RECORD_NAME} at the first download"
         raise DataError(
             f"{source} sent an unusable file, which was removed: {problem}. Try again, or use"
             " another mirror with --data_url",
             path,
-        ) from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        )
     partial.replace(path)
-    downloader.discard()
-    facts = Download(
-        sha256=content_sha256(path),
+    downloading.discard()
+    facts = FileFacts(
+        sha256=sha256,
         bytes=path.stat().st_size,
         time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         url=source,
-        version=downloader.version,
+        version=downloading.version,
     )
     record_download(path.parent, path.name, facts)
-    return FetchedFile(path, facts.bytes, facts.sha256, source, tuple(unpacked or ()))
+    return FetchedFile(path, facts.bytes, sha256, source, tuple(unpacked or ()))
 
 
 def _checked_url(url: str) -> str:

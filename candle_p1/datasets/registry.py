@@ -28,7 +28,7 @@ Progress = Callable[[str, int, int], None]
 LOCK_NAME, RECORD_NAME = ".lock", "fetched.json"
 
 
-class Download(BaseModel, strict=True):
+class FileFacts(BaseModel, strict=True):
     """What a file must be, as published or recorded; `version` is what its server said of it."""
 
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -42,7 +42,7 @@ class Download(BaseModel, strict=True):
 class Downloads(BaseModel, strict=True):
     """The content of ``fetched.json``."""
 
-    files: dict[str, Download] = {}
+    files: dict[str, FileFacts] = {}
 
 
 def partial_path(directory: Path, name: str) -> Path:
@@ -77,18 +77,18 @@ def published_sums() -> dict[str, dict[str, dict[str, Any]]]:
     return dict(read_json(Path(__file__).with_name("registry.json")))
 
 
-def expected_file(benchmark: str, name: str, directory: Path) -> Download | None:
+def expected_file(benchmark: str, name: str, directory: Path) -> FileFacts | None:
     """Returns the properties a file must have; None if no checksum is published or recorded.
 
     Raises:
         DataError: The directory's record of downloads cannot be read.
     """
     if facts := published_sums().get(benchmark, {}).get(name):
-        return Download(**facts, time="", source="published")
+        return FileFacts(**facts, time="", source="published")
     return _recorded(directory).files.get(name)
 
 
-def record_download(directory: Path, name: str, download: Download) -> None:
+def record_download(directory: Path, name: str, download: FileFacts) -> None:
     """Records a download."""
     record = _recorded(directory)
     record.files[name] = download

@@ -14,7 +14,7 @@ from candle_p1.benchmark import find_benchmark
 from candle_p1.cli import data
 from candle_p1.data.reader import file_sha256
 from candle_p1.datasets import registry
-from candle_p1.datasets.download import ResumingDownloader, without_password
+from candle_p1.datasets.download import Download, without_password
 from candle_p1.datasets.fetch import FetchedFile
 from candle_p1.datasets.synthetic import ensure
 from candle_p1.errors import DataError
@@ -217,7 +217,7 @@ def test_a_directory_that_cannot_be_written_and_a_full_disk_are_errors(serve, ge
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(ResumingDownloader, "_receive", stop)
+        patched.setattr(Download, "_receive", stop)
         with pytest.raises(DataError, match="No space left on device"):
             get(server.url)
     get(server.url)
@@ -355,5 +355,5 @@ def test_commands_show_what_is_there_and_what_they_do(fake, server, monkeypatch)
 
 def test_requests_is_not_loaded_before_it_is_needed():
     program = "import sys, candle_p1.train, candle_p1.cli.data, candle_p1.datasets.fetch"
-    program += "; raise SystemExit(bool(sys.modules.keys() & {'requests', 'urllib3', 'pooch'}))"
+    program += "; raise SystemExit(bool(sys.modules.keys() & {'requests', 'urllib3'}))"
     subprocess.run([sys.executable, "-c", program], check=True)
