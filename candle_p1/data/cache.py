@@ -20,13 +20,12 @@ from candle_p1.data.cache_file import (
     PARTIAL,
     NoCacheError,
     UnfitCacheError,
-    check_header,
     describe_source,
     header_problem,
+    read_content,
     read_header,
     write_cache,
 )
-from candle_p1.data.cache_read import read_content
 from candle_p1.data.cooperative import read_together
 from candle_p1.data.loading import GIB, Loading
 from candle_p1.data.source import open_together
@@ -141,7 +140,7 @@ class _Cache:
         copy = directory / self.file.name if directory else None
         is_staged = False
         try:
-            header, first_byte = on_first_rank(comm, check_header, self.file, self.source)
+            header, first_byte = on_first_rank(comm, read_header, self.file, self.source)
             is_missing = comm.local_rank == 0 and bool(copy and header_problem(copy, self.source))
             is_staged = copy is not None and not comm.any(is_missing)
             path = copy if copy and is_staged else self.file

@@ -1,15 +1,20 @@
-"""The file that holds a cached table: its format, and whether it matches its source.
+"""The file that holds a cached table: its format, and reading it with all ranks of a job.
 
 It contains, in this order: a magic word with the format's version; the digest of the header; the
 header's length; the header, as JSON; padding; the numbers, float32, row by row; the codes of each
 column of text, int32. The header says which file the cache was made from (path, size, modification
 time and a digest of samples of its bytes) and how that file was read, and has a digest of every
 slab of what follows. Thus a cache that is truncated, altered or made from another file is detected.
+
+The slabs are dealt to the nodes and, within a node, to its ranks, which read and check them in
+place, in the memory that the node's ranks share. Then the nodes send each other their slabs, also
+in place. If each node has a copy of the file on a disk of its own, its ranks read all slabs.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import stat
 import struct
@@ -21,20 +26,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
-from candle_p1.data.source import Source
-from candle_p1.data.table import CsvLayout, Table
+from candle_p1.data.loading import Loading
+from candle_p1.data.read_ahead import agree_on_zero
+from candle_p1.data.shared import NodeArray, allocate
+from candle_p1.data.source import Source, fill
+from candle_p1.data.table import CsvLayout, Table, TextColumn
+from candle_p1.distributed.comm import Communicator, agree
 from candle_p1.errors import CandleError
+from candle_p1.instrument import reading
+from candle_p1.instrument.phases import region
+from candle_p1.scaling import share_bounds
 
 Bytes = Any  # NDArray[np.uint8], which typeshed does not accept as a buffer
-
 
 MAGIC = b"CANDLEP1 cache 1"
 FIXED = struct.Struct("<16s16sQ")
 """Magic word, digest of the header, length of the header in bytes."""
 ALIGNMENT = 4096
 SLAB_BYTES = 8 << 20
+ROUND_SLABS = 128
+"""How many slabs are sent at a time: their 1 GiB is less than MPI can count."""
 PARTIAL = ".partial"
 
 
@@ -81,19 +93,6 @@ class Header(NamedTuple):
             first += size
         return [(*b, digest) for b, digest in zip(bounds, self.slabs_xxh3, strict=True)]
 
-    def check(self) -> None:
-        """Raises ValueError if the parts contradict each other, or a source is not described."""
-        source_path, num_columns = self.source.get("path"), self.shape[1]
-        if (
-            min(self.shape) < 0
-            or len(self.columns) not in (0, num_columns)
-            or len(self.slabs()) != len(self.slabs_xxh3)
-            or not isinstance(source_path, str)
-            or "\0" in source_path
-            or "layout" not in self.source
-        ):
-            raise ValueError
-
 
 def describe_source(source: Source, layout: CsvLayout) -> dict[str, Any]:
     """Returns the description of a file that a cache of it must contain.
@@ -117,7 +116,8 @@ def write_cache(path: Path, table: Table, source: dict[str, Any], num_threads: i
     Raises:
         OSError: It cannot be written; nothing is left behind.
     """
-    parts = [_bytes_of(table.values), *(_bytes_of(each.codes) for each in table.text.values())]
+    arrays = [table.values, *(column.codes for column in table.text.values())]
+    parts: list[Bytes] = [np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in arrays]
     slabs = [part[bounds] for part in parts for bounds in _slabs(len(part))]
     with ThreadPoolExecutor(num_threads) as pool:
         digests = list(pool.map(xxhash.xxh3_64_hexdigest, slabs))
@@ -140,14 +140,13 @@ def write_cache(path: Path, table: Table, source: dict[str, Any], num_threads: i
         raise
 
 
-def read_header(path: Path) -> tuple[Header, int]:
-    """Returns the header, and where the numbers begin.
+def read_header(path: Path, source: dict[str, Any] | None = None) -> tuple[Header, int]:
+    """Returns the header of a cache, made from this source if one is given, and its length.
 
     Raises:
-        UnfitCacheError: The header is missing or damaged, or the file does not have the right size.
+        UnfitCacheError: The header is missing or damaged, the file does not have the right size, or
+            it was made from something else.
     """
-    from pydantic import TypeAdapter
-
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
             raise UnfitCacheError("it is not a file")
@@ -167,26 +166,11 @@ def read_header(path: Path) -> tuple[Header, int]:
         raise UnfitCacheError(f"it cannot be read: {error.strerror}") from error
     if xxhash.xxh3_128_digest(text) != digest or len(text) != num_bytes or any(padding):
         raise UnfitCacheError("its header is damaged")
-    first_byte = _first_byte(num_bytes)
-    try:
-        header = TypeAdapter(Header).validate_json(text, strict=True)
-        expected = first_byte + sum(header.part_bytes)
-        if size != expected:
-            raise UnfitCacheError(f"it has {size} bytes instead of {expected}")
-        header.check()
-    except ValueError as error:  # its digest is right, so another program has written it
-        raise UnfitCacheError("its header does not describe a table") from error
-    return header, first_byte
-
-
-def check_header(path: Path, source: dict[str, Any]) -> tuple[Header, int]:
-    """Returns the same as `read_header`, for a cache of this source.
-
-    Raises:
-        UnfitCacheError: As for `read_header`, or the cache was made from something else.
-    """
-    header, first_byte = read_header(path)
-    different = [key for key in source if source[key] != header.source.get(key)]
+    header, first_byte = Header(**json.loads(text)), _first_byte(num_bytes)
+    expected = first_byte + sum(header.part_bytes)
+    if size != expected:
+        raise UnfitCacheError(f"it has {size} bytes instead of {expected}")
+    different = [key for key in source or () if source and source[key] != header.source[key]]
     if different:
         reasons = {
             "bytes": "the size of its source has changed",
@@ -200,14 +184,107 @@ def check_header(path: Path, source: dict[str, Any]) -> tuple[Header, int]:
 def header_problem(path: Path, source: dict[str, Any]) -> str | None:
     """Returns why a cache's header does not match a source; None if it matches."""
     try:
-        check_header(path, source)
+        read_header(path, source)
     except UnfitCacheError as error:
         return str(error)
     return None
 
 
-def _bytes_of(array: NDArray[Any]) -> Bytes:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+def read_content(
+    path: Path, header: Header, first_byte: int, loading: Loading, *, on_each_node: bool
+) -> Table:
+    """Returns the table in a cache file; collective.
+
+    Only ranks that have a slab to read open the file.
+
+    Args:
+        path: The file, of this node if `on_each_node`.
+        header: Its header, on all ranks.
+        first_byte: Where the numbers begin in it.
+        loading: Who needs the table.
+        on_each_node: Whether each node reads a file of its own.
+
+    Raises:
+        DataError: There is no space for the content; the same on all ranks.
+        UnfitCacheError: Some rank cannot read it, or found it damaged; the same on all ranks.
+    """
+    comm, node, slabs = loading.comm, loading.comm.local, header.slabs()
+    num_nodes, num_bytes = 1 if on_each_node else comm.num_nodes, sum(header.part_bytes)
+    rounds = [
+        _divide(slabs[i : i + ROUND_SLABS], num_nodes) for i in range(0, len(slabs), ROUND_SLABS)
+    ]
+    of_node = (of_nodes[comm.node if num_nodes > 1 else 0] for of_nodes in rounds)
+    mine = [slab for each in of_node for slab in _divide(each, node.size)[node.rank]]
+
+    def make_room() -> NodeArray | None:
+        """Returns no memory for a single process with a whole file, which it can map."""
+        if node.size == 1 and num_nodes == 1:
+            return None
+        return allocate((num_bytes,), np.uint8, node, loading.notify)
+
+    array, problem = agree(comm, make_room), None
+    content: Bytes = np.empty(0, np.uint8) if array is None else array.array
+    agree_on_zero(comm)
+    try:
+        with region("read"):
+            if mine:
+                content = _read_slabs(path, mine, first_byte, array, loading.num_threads)
+    except (UnfitCacheError, OSError, ValueError) as error:  # the last: it is empty by now
+        problem = str(error)
+    try:
+        with region("communicate"):
+            if found := comm.first(problem):
+                raise UnfitCacheError(found[1])
+            for of_nodes in rounds if num_nodes > 1 else ():
+                _share(content, of_nodes, comm)
+            node.barrier()
+    finally:
+        if array is not None:
+            content = array.keep(num_bytes)
+    values, *codes = np.split(content, np.cumsum(header.part_bytes)[:-1])
+    text = {
+        name: TextColumn(names, column.view(np.int32))
+        for (name, names), column in zip(header.text.items(), codes, strict=True)
+    }
+    return Table(values.view(np.float32).reshape(header.shape), header.columns, text)
+
+
+def _divide(slabs: Sequence[Slab], num: int) -> list[Sequence[Slab]]:
+    return [slabs[slice(*share_bounds(len(slabs), each, num))] for each in range(num)]
+
+
+def _read_slabs(
+    path: Path, slabs: Sequence[Slab], first_byte: int, array: NodeArray | None, num_threads: int
+) -> Bytes:
+    """Reads and checks some slabs; returns the array that they are in: `array` if it is given."""
+    log = reading.current()
+    with path.open("rb") as file, ThreadPoolExecutor(num_threads) as pool:
+        if array is None:
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            content: Bytes = np.frombuffer(mapping, np.uint8)[first_byte:]
+        else:
+            content = array.array
+
+        def check(slab: Slab) -> None:
+            start, stop, digest = slab
+            into = content[start:stop]
+            with log.noted(stop - start):
+                if array is not None and not fill(file.fileno(), into.data, first_byte + start):
+                    raise UnfitCacheError("it was changed while it was read")
+                if xxhash.xxh3_64_hexdigest(into) != digest:
+                    raise UnfitCacheError("its content does not match its digest")
+
+        list(pool.map(check, slabs))
+    return content
+
+
+def _share(content: Bytes, of_nodes: Sequence[Sequence[Slab]], comm: Communicator) -> None:
+    """Gives every node the slabs of a round, of which each has read some; collective."""
+    sizes = [sum(stop - start for start, stop, _ in slabs) for slabs in of_nodes]
+    stops = np.cumsum(sizes).tolist()
+    begin = next(slabs[0][0] for slabs in of_nodes if slabs)
+    bounds = [(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
+    comm.share_between_nodes(content[begin : begin + stops[-1]], bounds)
 
 
 def _slabs(num_bytes: int) -> Sequence[slice]:
