@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from candle_p1.benchmark import NewRows
-from candle_p1.data.blocks import read_blocks
+from candle_p1.data.loaders import read_table
+from candle_p1.data.loading import Loading
 from candle_p1.errors import DataError
 from candle_p1.text import examples
 from p1b3_inputs import features_again
@@ -41,27 +42,21 @@ def check_responses(
         DataError: They do not, a concentration is missing, or the table cannot be read.
     """
     low, high = params["min_logconc"], params["max_logconc"]
-    spans: dict[str, NDArray[np.float32]] = {}
-    num_rows = num_outside = 0
-    for table in read_blocks(path, RESPONSE):
-        column = dict(zip(table.columns, table.values.T, strict=True))
-        if CONCENTRATION not in column:
-            raise DataError(f"the header has no column {CONCENTRATION!r}", path, 1)
-        if np.isnan(column[CONCENTRATION]).any():
-            raise DataError(f"a {CONCENTRATION} is missing", path)
-        num_rows += len(table)
-        num_outside += int(((column[CONCENTRATION] < low) | (column[CONCENTRATION] > high)).sum())
-        for name in quantities.keys() & column.keys():
-            known = np.append(spans.get(name, ()), column[name][~np.isnan(column[name])])
-            if len(known):
-                spans[name] = np.array([known.min(), known.max()])
-    for name, span in spans.items():
-        if not quantities[name].is_plausible(span):
-            problem = f"{name}, from {span[0]:g} to {span[1]:g}, does not seem to be"
+    table = read_table(path, Loading(), RESPONSE)
+    column = dict(zip(table.columns, table.values.T, strict=True))
+    if CONCENTRATION not in column:
+        raise DataError(f"the header has no column {CONCENTRATION!r}", path, 1)
+    if np.isnan(column[CONCENTRATION]).any():
+        raise DataError(f"a {CONCENTRATION} is missing", path)
+    for name in quantities.keys() & column.keys():
+        known = column[name][~np.isnan(column[name])]
+        if len(known) and not quantities[name].is_plausible(known):
+            problem = f"{name}, from {known.min():g} to {known.max():g}, does not seem to be"
             raise DataError(f"{problem} {quantities[name].meaning}: convert it", path)
-    if num_outside:
+    is_outside = (column[CONCENTRATION] < low) | (column[CONCENTRATION] > high)
+    if num_outside := int(is_outside.sum()):
         note(
-            f"{num_outside:,} of {num_rows:,} concentrations are not in the range from {low:g} to"
+            f"{num_outside:,} of {len(table):,} concentrations are not in the range from {low:g} to"
             f" {high:g} that the network was trained on: their predictions may be far off"
         )
 
@@ -85,35 +80,32 @@ def new_responses(
     Raises:
         DataError: The table cannot be read, or the run has no features of a cell line or a drug.
     """
-    tables: tuple[list[Features], list[Features]] | None = None
-    for table in read_blocks(path, RESPONSE):
-        column = dict(zip(table.columns, table.values.T, strict=True))
-        if tables is None:
-            read = partial(Features.read, reader())
-            tables = features_again(read, params, inputs.features or [])
-        line, drug = table.text["CELLNAME"], table.text["NSC"]
-        known = {name for features in tables[0] for name in features.names}
-        spelled = [name if name in known else name.replace(".", ":") for name in line.names]
-        lines, drugs = (
-            _join_known(names, features, what, path)
-            for names, features, what in zip(
-                (spelled, drug.names), tables, ("cell lines", "drugs"), strict=True
-            )
+    table = read_table(path, Loading(), RESPONSE)
+    column = dict(zip(table.columns, table.values.T, strict=True))
+    tables = features_again(partial(Features.read, reader()), params, inputs.features or [])
+    line, drug = table.text["CELLNAME"], table.text["NSC"]
+    known = {name for features in tables[0] for name in features.names}
+    spelled = [name if name in known else name.replace(".", ":") for name in line.names]
+    lines, drugs = (
+        _join_known(names, features, what, path)
+        for names, features, what in zip(
+            (spelled, drug.names), tables, ("cell lines", "drugs"), strict=True
         )
-        rows = JoinedRows(column[CONCENTRATION], line.codes, drug.codes, lines, drugs)
-        for start in range(0, len(rows), ROWS_PER_BLOCK):
-            part = slice(start, start + ROWS_PER_BLOCK)
-            x = rows[part]
-            inputs.apply(x)
-            shown: dict[str, Sequence[Any]] = {
-                "CELLNAME": [line.names[code] for code in line.codes[part]],
-                "NSC": [drug.names[code] for code in drug.codes[part]],
-                CONCENTRATION: [f"{value:g}" for value in column[CONCENTRATION][part]],
-            }
-            y = None
-            if GROWTH in column:
-                y = column[GROWTH][part, np.newaxis] / np.float32(percent)
-            yield NewRows(x, shown, y)
+    )
+    rows = JoinedRows(column[CONCENTRATION], line.codes, drug.codes, lines, drugs)
+    for start in range(0, len(rows), ROWS_PER_BLOCK):
+        part = slice(start, start + ROWS_PER_BLOCK)
+        x = rows[part]
+        inputs.apply(x)
+        shown: dict[str, Sequence[Any]] = {
+            "CELLNAME": [line.names[code] for code in line.codes[part]],
+            "NSC": [drug.names[code] for code in drug.codes[part]],
+            CONCENTRATION: [f"{value:g}" for value in column[CONCENTRATION][part]],
+        }
+        y = None
+        if GROWTH in column:
+            y = column[GROWTH][part, np.newaxis] / np.float32(percent)
+        yield NewRows(x, shown, y)
 
 
 def _join_known(

@@ -12,7 +12,7 @@ class Layout:
         is_text: Whether each column is text.
         separator: One byte.
         missing: Words that stand for a missing number, which becomes NaN.
-        finite: Whether infinity and NaN are errors.
+        empty_text: Whether text may be empty or one of these words.
     """
 
     def __init__(
@@ -20,7 +20,7 @@ class Layout:
         is_text: Sequence[bool],
         separator: str = ",",
         missing: Sequence[str] = (),
-        finite: bool = True,
+        empty_text: bool = False,
     ) -> None: ...
 
 def uses_avx512() -> bool:

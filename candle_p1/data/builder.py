@@ -68,8 +68,7 @@ class TableBuilder:
         self, source: Source, layout: CsvLayout, head: Head, comm: Communicator, directory: Path
     ) -> None:
         self.source, self.layout, self.head, self._comm = source, layout, head, comm
-        self.is_text = [name in layout.text_columns for name in head.names]
-        self.is_text += [False] * (head.num_columns - len(head.names))
+        self.is_text = head.is_text(layout)
         num_text = sum(self.is_text)
         self._names: list[dict[bytes, int]] = [{} for _ in range(num_text)]
         self._mine: list[_ParsedRows] = []  # what this rank has parsed

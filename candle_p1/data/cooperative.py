@@ -29,7 +29,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,7 +41,7 @@ from candle_p1.data.builder import Names, Place, TableBuilder
 from candle_p1.data.loading import Loading
 from candle_p1.data.read_ahead import Block, ReadAhead, agree_on_zero
 from candle_p1.data.shared import try_directories
-from candle_p1.data.source import Source, is_blank, wrong_width
+from candle_p1.data.source import Source, is_blank, wrong_line
 from candle_p1.data.stream import Blocks, TextStream
 from candle_p1.data.table import CsvLayout, Table
 from candle_p1.distributed.comm import Communicator, agree, on_first_rank
@@ -58,7 +57,6 @@ Parsed = tuple[int, Names, tuple[int, int, int, bytes] | None]
 BLOCK_BYTES = 4 << 20
 """How much a thread reads and then parses; a rank has room for three times as much for each."""
 SMALLEST_BLOCK_BYTES = 1 << 18
-MAX_SHOWN_CHARS = 40
 EMPTY = memoryview(b"")
 
 
@@ -426,23 +424,12 @@ class _Load:
             raise self._error
 
     def _describe(self, problem: _Problem) -> DataError:
-        layout, path = self._layout, self._source.path
-        line = self._source.line_number(problem.position)
-        if problem.num_fields != self._table.head.num_columns:
-            error = wrong_width(problem.num_fields, self._table.head.num_columns, path, line)
-            if not self._source.is_last_line_without_end(problem.position):
-                return error
+        path, line = self._source.path, self._source.line_number(problem.position)
+        error = wrong_line(*problem[1:], self._table.is_text, path, line, self._layout.label_column)
+        if error.column is None and self._source.is_last_line_without_end(problem.position):
             text = "; the file ends within this line: it may have been copied incompletely"
             return DataError(error.problem + text, path, line)
-        at_field = partial(DataError, path=path, line=line, column=problem.column + 1)
-        what = "the label" if problem.column == layout.label_column else "the field"
-        if not problem.content.strip():
-            return at_field(f"{what} is empty")
-        shown = problem.content.decode("utf-8", "replace").rstrip("\n")
-        if len(shown) > MAX_SHOWN_CHARS:
-            shown = shown[:MAX_SHOWN_CHARS] + "…"
-        kind = "text" if self._table.is_text[problem.column] else "a finite float32 number"
-        return at_field(f"{what} {shown!r} is not {kind}")
+        return error
 
     def _bounds_of_rounds(self) -> list[list[tuple[int, int]]]:
         """Returns, for each round and node, its first row and the one after its last; collective.

@@ -9,7 +9,7 @@ import csv
 import io
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +38,7 @@ SCAN_BYTES = 1 << 18
 SAMPLE_BYTES, NUM_SAMPLES = 1 << 16, 16
 BLANK_BYTES = 64
 """How many bytes of a line are looked at first to see whether it is blank."""
+MAX_SHOWN_CHARS = 40
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 KINDS = {
     stat.S_IFDIR: "a directory",
@@ -65,6 +66,11 @@ class Head(NamedTuple):
     num_columns: int
     first_byte: int
     num_blank: int
+
+    def is_text(self, layout: CsvLayout) -> list[bool]:
+        """Returns whether each column is text."""
+        named = [name in layout.text_columns for name in self.names]
+        return named + [False] * (self.num_columns - len(named))
 
 
 @dataclass
@@ -305,6 +311,27 @@ def wrong_width(num_fields: int, num_expected: int | None, path: Path, line: int
     """Returns the error for a line that has too few or too many fields."""
     fields = count(num_fields, "field")
     return DataError(f"the line has {fields} instead of {num_expected}", path, line)
+
+
+def wrong_line(
+    num_fields: int,
+    column: int,
+    content: bytes,
+    is_text: Sequence[bool],
+    path: Path,
+    line: int,
+    label_column: int | None = None,
+) -> DataError:
+    """Returns the error for a line that the kernel has found wrong; see `_csvkernel.parse`."""
+    if num_fields != len(is_text):
+        return wrong_width(num_fields, len(is_text), path, line)
+    what = "the label" if column == label_column else "the field"
+    if not content.strip():
+        return DataError(f"{what} is empty", path, line, column + 1)
+    shown = content.decode("utf-8", "replace").rstrip("\n")
+    shown = shown if len(shown) <= MAX_SHOWN_CHARS else shown[:MAX_SHOWN_CHARS] + "…"
+    kind = "text" if is_text[column] else "a finite float32 number"
+    return DataError(f"{what} {shown!r} is not {kind}", path, line, column + 1)
 
 
 def file_state(status: os.stat_result) -> tuple[int, int, int]:

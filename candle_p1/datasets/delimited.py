@@ -1,28 +1,30 @@
-"""Reading text with separators as people and programs write it, row by row.
+"""Reading text with separators as people and programs write it.
 
-pandas pads short rows and reads a column with one misprint as text; here, both are errors with
-their line.
+What the columns hold is seen from the first rows; all rows are then parsed by the kernel, so that a
+short row, or a cell that is no number among numbers, is an error with its line.
 """
 
 from __future__ import annotations
 
 import bz2
 import csv
-import gzip
 import io
 import lzma
 import re
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from candle_p1.data import _csvkernel as kernel
+from candle_p1.data.source import BYTE_ORDER_MARK, open_together, wrong_line, wrong_width
 from candle_p1.data.table import repeated
+from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import DataError
 
 SEPARATORS = "\t,;|"
@@ -34,17 +36,19 @@ MISSING = {
     *("", "NA", "na", "N/A", "n/a", "#N/A", "NaN", "nan", "null", "NULL", "None", "<NA>"),
     *(".", "-", "--", "'--"),
 }
-SAMPLE_FIELDS, MIN_SAMPLE, MAX_SAMPLE = 1_000_000, 20, 200
+SAMPLE_FIELDS, MIN_SAMPLE, MAX_SAMPLE = 300_000, 20, 200
 """From so many fields, but at least and at most so many rows, it is seen which columns are text."""
-NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?(inf|Inf|INF)(inity)?")
-COMMA_NUMBER = re.compile(r"[-+]?\d+,\d+([eE][-+]?\d+)?")
+PLAIN = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:inf|Inf|INF)(?:inity)?"
+EITHER = rf"{PLAIN}|[-+]?\d+,\d+(?:[eE][-+]?\d+)?"
+ABSENT = "|".join(map(re.escape, sorted(MISSING)))
+NUMBER, NUMBERS = re.compile(PLAIN), re.compile(rf"(?:(?:{PLAIN}|{ABSENT})\n)*")
+"""A number with a point; and lines, of which each is one or missing."""
+ANY_NUMBER, ANY_NUMBERS = re.compile(EITHER), re.compile(rf"(?:(?:{EITHER}|{ABSENT})\n)*")
+"""The same with a point or a comma."""
 THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+")
-WITH_POINT = str.maketrans(",.", ".'")
+SWAP = bytes.maketrans(b",.", b".,")
 """Makes a decimal comma a point, and a point what no number has."""
 QUOTED = re.compile(r'"[^"]*"')
-
-Row = tuple[int, list[str]]
-"""The number of a row's first line in the file, and its fields."""
 
 IsText = Callable[[int, str], bool]
 
@@ -89,34 +93,26 @@ def read_delimited(path: Path, form: TextForm, is_text: IsText) -> Content:
         DataError: The file is no such table, or can be read in several ways.
         OSError: It cannot be read; a decompressor may raise its own errors.
     """
-    with closing(_lines(path)) as lines:
-        return _Delimited(path, lines, form, is_text).read()
+    return _Delimited(path, _text_in(path), form, is_text).read()
 
 
-def _open_zst(path: Path) -> IO[bytes]:
-    try:
-        import pyarrow
-    except ImportError as error:
-        problem = "reading .zst needs pyarrow: pip install 'candle-p1[readers]'"
-        raise DataError(problem, path) from error
-    return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd"))
+def _text_in(path: Path) -> bytes:
+    openers: dict[str, Callable[[Path], Any]] = {".bz2": bz2.open, ".xz": lzma.open}
+    if path.suffix.lower() in openers:
+        with openers[path.suffix.lower()](path) as packed:
+            return packed.read()  # type: ignore[no-any-return]
+    with open_together(path, SerialCommunicator()) as source, source.text() as stream:
+        text = stream.read()
+        source.check()
+    return text.removeprefix(BYTE_ORDER_MARK)
 
 
-OPENERS: dict[str, Callable[[Path], Any]] = {
-    ".gz": gzip.open,
-    ".bz2": bz2.open,
-    ".xz": lzma.open,
-    ".zst": _open_zst,
-}
+class Row(NamedTuple):
+    """A row: the number of its line in the file, where that begins in the text, and its cells."""
 
-
-def _lines(path: Path) -> Generator[str, None, None]:
-    opener = OPENERS.get(path.suffix.lower())
-    with (
-        opener(path) if opener else path.open("rb") as stream,
-        io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as lines,
-    ):
-        yield from lines
+    number: int
+    offset: int
+    cells: list[str]
 
 
 @dataclass
@@ -124,104 +120,96 @@ class _Delimited:
     """A table, without the comments above it."""
 
     path: Path
-    lines: Iterator[str]
+    text: bytes
     form: TextForm
     is_text: IsText
 
     def read(self) -> Content:
         """Returns the table; see `read_delimited`."""
-        (header_rows, name_row, decimal), rows = self.form, self._rows(self._first_lines())
-        size = SAMPLE_FIELDS // self._num_separators
-        first = list(islice(rows, min(max(size, MIN_SAMPLE), MAX_SAMPLE)))
-        num_headers = header_rows or self._num_headers([cells for _, cells in first])
+        (header_rows, name_row, decimal), rows = self.form, self._first_rows()
+        num_headers = header_rows or self._num_headers([row.cells for row in rows])
         if not 1 <= name_row <= num_headers:
             raise self._error(f"there is no header row {name_row}, only {num_headers}")
-        body = first[num_headers:]
+        body = rows[num_headers:]
         if not body:
             raise self._error("there are no rows below the header")
-        names = self._whole_header(first[name_row - 1][1], body)
-        self._mark = decimal or self._decimal([cells for _, cells in body])
-        columns: tuple[list[int], list[int]] = [], []
-        for column, name in enumerate(names):
-            is_known = name == "" or self.is_text(column, name)
-            columns[is_known or self._holds_text(column, name, body)].append(column)
-        numbers, text = columns
-        for name in repeated(names[column] for column in text)[:1]:
+        names = self._whole_header(rows[name_row - 1].cells, body)
+        self._mark = decimal or self._decimal(body)
+        is_text = [
+            name == "" or self.is_text(place, name) or self._holds_text(place, name, body)
+            for place, name in enumerate(names)
+        ]
+        named = [*zip(names, is_text, strict=True)]
+        numbers, texts = ([name for name, kind in named if kind == want] for want in (False, True))
+        for name in repeated(texts)[:1]:
             raise self._error(f"several columns of text are called {name!r}")
-        values, cells = [], []
-        for number, row in chain(body, rows):
-            if len(row) != len(names):
-                problem = f"the row has {len(row):,} fields, but the header has {len(names):,}"
-                raise self._error(problem, number)
-            values.append(self._numbers(number, row, numbers))
-            cells.append(["" if row[column] in MISSING else row[column] for column in text])
+        values, words = self._parsed(names, is_text, body[0])
         notes = [f"fields separated by {self._separator!r}"]
         notes += [f"names from row {name_row} of {num_headers} header rows"] * (num_headers > 1)
         notes += [f"decimal {self._mark!r}"] * (self._mark != ".")
-        return Content(
-            pd.DataFrame(np.stack(values), columns=[names[column] for column in numbers]),
-            {names[column]: [row[i] for row in cells] for i, column in enumerate(text)},
-            notes,
-            True if self._is_gct else None,
-        )
+        text = dict(zip(texts, words, strict=True))
+        is_across = True if self._is_gct else None
+        return Content(pd.DataFrame(values, columns=numbers), text, notes, is_across)
 
     def _error(self, problem: str, line: int = 0, column: int | None = None) -> DataError:
         return DataError(problem, self.path, line or self._begin, column)
 
-    def _first_lines(self) -> list[str]:
-        """Finds the table's first lines and its separator, and what the lines above it tell."""
-        self._is_gct, self._is_geo, self._begin, comment = False, False, 1, ""
-        first: list[str] = []
-        for number, line in enumerate(self.lines, start=1):
+    def _first_rows(self) -> list[Row]:
+        """Finds the table's first rows and its separator, and what the lines above it tell."""
+        self._is_gct, self._is_geo, self._begin, comment, offset = False, False, 1, "", 0
+        lines = enumerate(io.BytesIO(self.text), start=1)
+        first: list[tuple[int, str]] = []
+        for number, raw in lines:
+            line = raw.decode()
             if number == 1 and line.startswith(GCT):
                 self._is_gct = True
                 if line.strip() != KNOWN_GCT:
                     problem = f"this is GCT {line.strip()[1:]}: convert it to GCT 1.2, or to CSV"
                     raise self._error(problem)
-            elif self._is_gct and number == 2:
-                continue
             elif not first and (line.startswith(COMMENTS) or not line.strip()):
                 self._is_geo |= line.startswith("!")
                 comment = line if line.strip() else comment
-            else:
+            elif not self._is_gct or number > 2:
                 self._begin = self._begin if first else number
-                first.append(line)
+                first.append((number, line))
             if len(first) == 2:
                 break
+            offset += 0 if first else len(raw)
         if not first:
             raise self._error("the file has no rows")
-        bare = [QUOTED.sub("", line) for line in first]
+        if "\r" in first[0][1].rstrip("\r\n"):
+            raise self._error("its lines end with carriage returns alone: save it with line feeds")
+        bare = [QUOTED.sub("", line) for _, line in first]
         counts = {each: min(line.count(each) for line in bare) for each in SEPARATORS}
         self._separator = max(counts, key=lambda each: counts[each])
-        self._num_separators = counts[self._separator]
-        if not self._num_separators:
+        if not (num_separators := counts[self._separator]):
             problem = "the fields are separated by none of tab, comma, semicolon and bar"
             raise self._error(problem)
-        if comment.startswith("#") and comment.count(self._separator) == self._num_separators:
+        if comment.startswith("#") and comment.count(self._separator) == num_separators:
             problem = "this line begins with # and may be the header: remove the #, or the line"
             raise self._error(problem, self._begin - 1)
-        return first
-
-    def _rows(self, first: Sequence[str]) -> Iterator[Row]:
-        """Yields the rows, header included."""
-        csv.field_size_limit(2**30)
-        lines = chain(first, self.lines)
-        reader = csv.reader(lines, delimiter=self._separator, strict=True)
-        while True:
-            number = self._begin + reader.line_num
+        size = min(max(SAMPLE_FIELDS // num_separators, MIN_SAMPLE), MAX_SAMPLE)
+        rows = []
+        for number, line in (
+            *first,
+            *((number, raw.decode()) for number, raw in islice(lines, size)),
+        ):
+            if self._is_geo and line.startswith("!"):
+                break
             try:
-                row = next(reader, None)
+                (cells,) = csv.reader([line], delimiter=self._separator, strict=True)
             except csv.Error as error:
                 problem = f"its quotes do not match ({error}): correct the row"
                 raise self._error(problem, number) from error
-            if row is None or (self._is_geo and row and row[0].startswith("!")):
-                return
-            if row:
-                yield number, [cell.strip() for cell in row]
+            if line.strip():
+                rows.append(Row(number, offset, [cell.strip() for cell in cells]))
+            offset += len(line.encode())
+        return rows
 
     def _num_headers(self, rows: Sequence[Sequence[str]]) -> int:
         """Returns 1; raises DataError if none or several rows seem to name the columns."""
-        num = next((i for i, row in enumerate(rows) if i and any(map(_is_number, row[1:]))), 1)
+        has_numbers = [any(map(ANY_NUMBER.fullmatch, row[1:])) for row in rows]
+        num = next((i for i, found in enumerate(has_numbers) if i and found), 1)
         while num < len(rows) and not rows[num][0]:
             num += 1
         if num > 1:
@@ -236,68 +224,79 @@ class _Delimited:
 
     def _whole_header(self, names: list[str], body: Sequence[Row]) -> list[str]:
         """Returns a name for each column; "" for the first one, if it only names the rows."""
-        number, row = body[0]
-        if len(row) == len(names) + 1:  # as R writes it: the column of names has none
-            if not any(cells[-1] for _, cells in body):
+        if len(body[0].cells) == len(names) + 1:  # as R writes it: the column of names has none
+            if not any(row.cells[-1] for row in body):
                 problem = "the rows end with a separator, but the header does not: remove it"
-                raise self._error(problem, number)
+                raise self._error(problem, body[0].number)
             names = ["", *names]
         if "" in names[1:]:
             problem = "the column has no name: name it or remove it"
             raise self._error(problem, column=names.index("", 1) + 1)
+        for number, _, cells in body:
+            if len(cells) != len(names):
+                raise wrong_width(len(cells), len(names), self.path, number)
         return names
 
-    def _decimal(self, rows: Sequence[Sequence[str]]) -> str:
+    def _decimal(self, body: Sequence[Row]) -> str:
         """Returns the decimal mark; raises DataError if it may be either."""
         found: set[str] = set()
-        width = len(rows[0]) if self._separator != "," else 0
-        for column in range(width):
-            cells = [row[column] for row in rows if len(row) == width]
-            cells = [cell for cell in cells if cell not in MISSING]
-            if all(map(_is_number, cells)):
-                found.update(cell for cell in cells if "," in cell or "." in cell)
+        for column in zip(*(row.cells for row in body), strict=True):
+            if self._separator != "," and ANY_NUMBERS.fullmatch("\n".join((*column, ""))):
+                found.update(cell for cell in column if "," in cell or "." in cell)
         commas = [cell for cell in found if "," in cell]
-        if commas and (len(commas) < len(found) or all(map(THOUSANDS.fullmatch, commas))):
+        if commas and (len(commas) < len(found - MISSING) or all(map(THOUSANDS.fullmatch, commas))):
             raise self._error(
                 f"{min(commas)!r} may have a decimal comma or mean thousands: pass --decimal , or"
                 " remove the commas"
             )
         return "," if commas else "."
 
-    def _holds_text(self, column: int, name: str, body: Sequence[Row]) -> bool:
+    def _holds_text(self, place: int, name: str, body: Sequence[Row]) -> bool:
         """Returns whether a column holds text; raises DataError if it also holds numbers."""
-        found = [(number, row[column]) for number, row in body if column < len(row)]
-        cells = [(number, cell) for number, cell in found if cell not in MISSING]
-        words = [each for each in cells if not NUMBER.fullmatch(each[1].replace(self._mark, "."))]
-        if words and len(words) < len(cells):
-            number, cell = words[0]
+        column = "\n".join([*(row.cells[place] for row in body), ""]).replace(self._mark, ".")
+        if NUMBERS.fullmatch(column):
+            return False
+        pairs = zip(body, column.split("\n"), strict=False)
+        cells = [(row, cell) for row, cell in pairs if cell not in MISSING]
+        words = [row for row, cell in cells if not NUMBER.fullmatch(cell)]
+        if len(words) < len(cells):
             raise self._error(
-                f"{cell!r} is not a number, as other cells of the column {name!r} are: correct it,"
-                f" or leave the column out (--drop {name})",
-                number,
-                column + 1,
+                f"{words[0].cells[place]!r} is not a number, as other cells of the column {name!r}"
+                f" are: correct it, or leave the column out (--drop {name})",
+                words[0].number,
+                place + 1,
             )
-        return bool(words)
+        return True
 
-    def _numbers(self, number: int, row: Sequence[str], columns: Sequence[int]) -> Any:
-        """Returns the numbers of a row, float32; raises DataError if one is none."""
-        cells = [row[column] for column in columns]
-        if self._mark == ",":
-            cells = [cell if cell in MISSING else cell.translate(WITH_POINT) for cell in cells]
-        try:
-            if "_" in "".join(cells):  # which Python allows in numbers
-                raise ValueError
-            if not MISSING.isdisjoint(cells):
-                cells = ["nan" if cell in MISSING else cell for cell in cells]
-            return np.array([*map(float, cells)], np.float32)
-        except ValueError:
-            for column, cell in zip(columns, cells, strict=True):
-                if cell not in MISSING and not NUMBER.fullmatch(cell):
-                    problem = f"{row[column]!r} is not a number, as the cells above it are"
-                    problem += " with a decimal comma" * (self._mark == ",")
-                    raise self._error(problem, number, column + 1) from None
-            raise
-
-
-def _is_number(cell: str) -> bool:
-    return bool(NUMBER.fullmatch(cell) or COMMA_NUMBER.fullmatch(cell))
+    def _parsed(
+        self, names: Sequence[str], is_text: Sequence[bool], first: Row
+    ) -> tuple[NDArray[np.float32], list[list[str]]]:
+        """Returns the numbers and, by column, the text of all rows from the first one on."""
+        swap = SWAP if self._mark == "," else None
+        separator, *missing = (
+            word.encode().translate(swap).decode() for word in (self._separator, *MISSING)
+        )
+        layout = kernel.Layout(is_text, separator, missing, empty_text=True)
+        end = self.text.find(b"\n!", first.offset) + 1 if self._is_geo else 0
+        text = self.text[first.offset : end or None].translate(swap)
+        bounds = np.frombuffer(text, np.uint8), 0, len(text), layout
+        num_rows, num_texts = kernel.count_rows(*bounds), sum(is_text)
+        values = np.empty((num_rows, len(names) - num_texts), np.float32)
+        codes = np.empty((num_texts, num_rows), np.int32)
+        _, found, wrong = kernel.parse(*bounds, values, codes, 0)
+        if wrong is not None:
+            offset, num_fields, column, content = wrong
+            line, cell = first.number + text.count(b"\n", 0, offset), content.translate(swap)
+            error = wrong_line(num_fields, column, cell, is_text, self.path, line)
+            if error.column is None:
+                raise error
+            advice = ": its quotes do not match" if is_text[column] else ", as the cells above are"
+            advice += " with a decimal comma" * (self._mark == ",")
+            advice += f": correct it, or leave the column out (--drop {names[column]})"
+            raise self._error(error.problem + advice, line, error.column)
+        words = []
+        for name_of, code_of in zip(found, codes, strict=True):
+            known = [name.translate(swap).decode().strip() for name in name_of]
+            known = ["" if name in MISSING else name for name in known]
+            words.append([known[code] for code in code_of])
+        return values, words

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import lzma
 import re
-import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from candle_p1.data.names import ENSEMBL, without_version
 from candle_p1.data.table import repeated
@@ -31,14 +29,6 @@ from candle_p1.datasets.delimited import (
 from candle_p1.errors import DataError
 from candle_p1.text import examples
 
-FRAMES = {
-    ".parquet": ("read_parquet", "readers"),
-    ".pq": ("read_parquet", "readers"),
-    ".feather": ("read_feather", "readers"),
-    ".h5": ("read_hdf", "hdf5"),
-    ".hdf5": ("read_hdf", "hdf5"),
-}
-"""The functions of pandas that read a format, and the extra of this package that they need."""
 SHEETS = (".xlsx", ".xls", ".ods")
 GENE_COLUMNS = (
     *("gene", "genes", "gene_id", "geneid", "gene_name", "gene_symbol", "symbol", "hugo_symbol"),
@@ -114,26 +104,6 @@ class Cohort:
     notes: list[str] = field(default_factory=list)
     not_dropped: Collection[str] = ()
 
-    @cached_property
-    def values(self) -> NDArray[np.float32]:
-        """The features: shape (samples, features), C-contiguous."""
-        return np.ascontiguousarray(self.frame.to_numpy(np.float32))
-
-    @property
-    def ids(self) -> list[str]:
-        """The names of the samples."""
-        return [*self.frame.index]
-
-    @property
-    def features(self) -> list[str]:
-        """The names of the features."""
-        return [*self.frame.columns]
-
-    @property
-    def labels(self) -> list[str] | None:
-        """The name of each sample's class; None if none were asked for."""
-        return [*self.about["label"]] if "label" in self.about else None
-
     def take(self, rows: pd.Series[bool]) -> Cohort:
         """Returns some of the samples."""
         return replace(self, frame=self.frame[rows], about=self.about[rows])
@@ -164,20 +134,31 @@ def read_content(path: Path, form: TextForm, is_text: IsText) -> Content:
     """Returns the table in a file, whose format its name tells; see `read_delimited`."""
     suffix = path.suffix.lower()
     try:
-        if suffix in FRAMES:
-            return _from_frame(path, _read_frame(path, *FRAMES[suffix]), is_text)
-        if suffix == ".h5ad":
-            content = _from_frame(path, _read_anndata(path), is_text)
-            notes = ["its matrix X, with the columns of obs as text"]
-            return content._replace(notes=notes, is_across=False)
         if suffix in SHEETS:
             problem = "this is a spreadsheet: save its sheet as CSV (UTF-8) and import that"
             raise DataError(problem, path)
-        return read_delimited(path, form, is_text)
+        if suffix not in FRAMES:
+            return read_delimited(path, form, is_text)
+        read, extra = FRAMES[suffix]
+        try:
+            frame = read(path)
+        except ImportError as error:
+            problem = f"reading it needs a package ({error}): pip install 'candle-p1[{extra}]'"
+            raise DataError(problem, path) from error
+        except (ValueError, TypeError, KeyError, RuntimeError, AttributeError) as error:
+            what = "AnnData file of version 0.8 or later" if suffix == ".h5ad" else f"{suffix} file"
+            raise DataError(f"it is no {what} with a table: {error}", path) from error
+        if not isinstance(frame, pd.DataFrame):
+            raise DataError(f"it holds a {type(frame).__name__}, not a table", path)
+        content = _from_frame(path, frame, is_text)
+        if suffix == ".h5ad":
+            notes = ["its matrix X, with the columns of obs as text"]
+            content = content._replace(notes=notes, is_across=False)
+        return content
     except UnicodeDecodeError as error:
         problem = f"its text is not UTF-8 ({error.reason}): save or convert it as UTF-8"
         raise DataError(problem, path) from error
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+    except (OSError, EOFError, lzma.LZMAError) as error:
         reason = getattr(error, "strerror", None) or str(error) or "it ends too early"
         raise DataError(f"the file cannot be read: {reason}", path) from error
 
@@ -388,37 +369,23 @@ class _Reading:
             raise self.error(f"{num:,} values {what}, such as {where}")
 
 
-def _read_frame(path: Path, function: str, extra: str) -> pd.DataFrame:
-    try:
-        frame = getattr(pd, function)(path)
-    except ImportError as error:
-        problem = f"reading it needs a package ({error}): pip install 'candle-p1[{extra}]'"
-        raise DataError(problem, path) from error
-    except (ValueError, TypeError, KeyError, RuntimeError) as error:
-        raise DataError(f"pandas cannot read it: {error}", path) from error
-    if not isinstance(frame, pd.DataFrame):
-        raise DataError(f"it holds a {type(frame).__name__}, not a table", path)
-    return frame
-
-
 def _from_frame(path: Path, frame: pd.DataFrame, is_text: IsText) -> Content:
     """Returns what a DataFrame holds; its index names the rows unless it only counts them."""
-    above = cast("list[Any]", frame.columns.tolist())
+    above: list[Any] = frame.columns.tolist()
     names = [" ".join(map(str, name)) if isinstance(name, tuple) else str(name) for name in above]
     if "" in names:
         raise DataError("a column has no name: name it or remove it", path)
     counts = isinstance(frame.index, pd.RangeIndex) and frame.index.name is None
     text = {} if counts else {"": [*map(_text_of, frame.index)]}
     numbers = []
-    for column, (name, kind) in enumerate(zip(names, frame.dtypes, strict=True)):
-        is_known = is_text(column if counts else column + 1, name)
-        is_number = pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind)
-        if is_number and not is_known:
-            numbers.append(column)
+    for place, (name, kind) in enumerate(zip(names, frame.dtypes, strict=True)):
+        is_known = is_text(place + (not counts), name)
+        if not is_known and is_numeric_dtype(kind) and not is_bool_dtype(kind):
+            numbers.append(place)
             continue
         if name in text:
             raise DataError(f"several columns of text are called {name!r}", path)
-        cells = text[name] = [*map(_text_of, frame.iloc[:, column])]
+        cells = text[name] = [*map(_text_of, frame.iloc[:, place])]
         words = [cell for cell in cells if cell and not NUMBER.fullmatch(cell)]
         if not is_known and words and len(words) < len([*filter(None, cells)]):
             problem = f"the column {name!r} holds both numbers and text, such as {words[0]!r}"
@@ -451,22 +418,27 @@ def _read_anndata(path: Path) -> pd.DataFrame:
             return codes.map(column(node["categories"]))
         return column(node["values"]).mask(node["mask"][:])
 
-    try:
-        with h5py.File(path) as file:
-            about, matrix = file["obs"], file["X"]
-            names = [file[each][file[each].attrs["_index"]].asstr()[:] for each in ("obs", "var")]
-            if isinstance(matrix, h5py.Group):
-                kind = {"csr_matrix": sparse.csr_matrix, "csc_matrix": sparse.csc_matrix}
-                parts = (matrix[each][:] for each in ("data", "indices", "indptr"))
-                form = kind[matrix.attrs["encoding-type"]]
-                values = form(tuple(parts), shape=matrix.attrs["shape"]).toarray()
-            else:
-                values = matrix[:]
-            columns = {
-                name: column(about[name]).astype(object) for name in about.attrs["column-order"]
-            }
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        problem = f"it is no AnnData file of version 0.8 or later with a matrix X ({error})"
-        raise DataError(problem, path) from error
+    with h5py.File(path) as file:
+        about, matrix = file["obs"], file["X"]
+        names = [file[each][file[each].attrs["_index"]].asstr()[:] for each in ("obs", "var")]
+        if isinstance(matrix, h5py.Group):
+            kind = {"csr_matrix": sparse.csr_matrix, "csc_matrix": sparse.csc_matrix}
+            parts = (matrix[each][:] for each in ("data", "indices", "indptr"))
+            form = kind[matrix.attrs["encoding-type"]]
+            values = form(tuple(parts), shape=matrix.attrs["shape"]).toarray()
+        else:
+            values = matrix[:]
+        columns = {name: column(about[name]).astype(object) for name in about.attrs["column-order"]}
     frame = pd.DataFrame(values.astype(np.float32), columns=names[1])
     return pd.concat([pd.DataFrame(columns), frame], axis=1).set_axis(names[0])
+
+
+FRAMES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    ".parquet": (pd.read_parquet, "readers"),
+    ".pq": (pd.read_parquet, "readers"),
+    ".feather": (pd.read_feather, "readers"),
+    ".h5": (pd.read_hdf, "hdf5"),
+    ".hdf5": (pd.read_hdf, "hdf5"),
+    ".h5ad": (_read_anndata, "hdf5"),
+}
+"""What reads a format as a data frame, and the extra of this package that it needs."""

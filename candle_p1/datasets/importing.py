@@ -10,7 +10,7 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,8 @@ from candle_p1.datasets.foreign import (
     read_cohort,
     read_content,
 )
-from candle_p1.datasets.registry import Progress, locked, partial_path, storing
+from candle_p1.datasets.registry import Progress, locked, storing
+from candle_p1.datasets.synthetic import SyntheticFile, write_files
 from candle_p1.errors import DataError, ParameterError
 from candle_p1.files import content_sha256, write_atomically
 from candle_p1.text import examples
@@ -40,6 +41,8 @@ MIN_LEAK, MIN_LEAK_OF_CLASS = 10, 3
 UNKNOWN = "unknown"
 """The class of samples without labels, where the benchmark needs none."""
 ROWS_PER_BLOCK = 16
+FIELD_BYTES = 8
+"""About how long a field of the files is."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +236,7 @@ def _beside(test: Cohort, train: Cohort) -> Cohort:
     if len(lacking):
         problem = f"it lacks {len(lacking):,} of the {train.frame.shape[1]:,} features of"
         raise DataError(f"{problem} {train.path}, such as {examples(lacking)}", test.path)
-    if test.features != train.features:
+    if not test.frame.columns.equals(train.frame.columns):
         test.notes.append(f"its features are put in the order of {train.path.name}")
     return replace(test, frame=test.frame[train.frame.columns])
 
@@ -387,57 +390,47 @@ def write_import(
         DataError: The directory cannot be written to, or has other files with these names.
     """
     directory, target = directory.absolute(), imported.target
-    names = {role: target.files[role] for role in imported.parts}
-    there = [name for name in (*names.values(), IMPORT_NAME) if (directory / name).exists()]
+    names = [target.files[role] for role in imported.parts]
+    there = [name for name in (*names, IMPORT_NAME) if (directory / name).exists()]
     if there:
         problem = f"{', '.join(there)} would be replaced: remove them, or name another --out"
         raise DataError(problem, directory)
     facts = {
         "benchmark": target.benchmark,
-        "sources": {str(path.absolute()): _described(path) for path in imported.sources},
+        "sources": {
+            str(path.absolute()): {"bytes": path.stat().st_size, "sha256": content_sha256(path)}
+            for path in imported.sources
+        },
         "options": asdict(imported.options),
         "notes": imported.notes,
         **imported.facts,
     }
+    files = [
+        SyntheticFile(target.files[role], FIELD_BYTES * part.values.size, _rows(part, layout))
+        for role, part in imported.parts.items()
+        for layout in [target.layouts[role]]
+    ]
     with storing(directory, "name a directory with enough space by --out"), locked(directory):
-        partials = {role: partial_path(directory, name) for role, name in names.items()}
-        try:
-            for role, path in partials.items():
-                report = progress and partial(progress, names[role])
-                _write(imported.parts[role], target.layouts[role], path, report)
-            facts["files"] = {names[role]: _described(path) for role, path in partials.items()}
-            for role, path in partials.items():
-                path.replace(directory / names[role])
-        finally:
-            for path in partials.values():
-                path.unlink(missing_ok=True)
+        facts["files"] = write_files(directory, files, progress)
         content = json.dumps(facts, indent=1, default=str) + "\n"
         write_atomically(directory / IMPORT_NAME, content)
-    return [directory / name for name in names.values()]
+    return [directory / name for name in names]
 
 
-def _described(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": content_sha256(path)}
-
-
-def _write(
-    part: Part, layout: CsvLayout, path: Path, progress: Callable[[int, int], None] | None
-) -> None:
+def _rows(part: Part, layout: CsvLayout) -> Iterator[bytes]:
+    """Yields the content of a file, some rows at a time."""
     values, lines = part.values.to_numpy(np.float32), io.StringIO()
     writer = csv.writer(lines, delimiter=layout.separator, lineterminator="")
     if layout.header:
         writer.writerow([*part.text, *part.values.columns])
         lines.write("\n")
-    with path.open("w", encoding="utf-8", newline="") as file:
-        for number, prefix in enumerate(zip(*part.text.values(), strict=True), start=1):
-            writer.writerow(prefix)
-            lines.write(_fields(values[number - 1]).replace(",", layout.separator) + "\n")
-            if number % ROWS_PER_BLOCK == 0 or number == len(values):
-                file.write(lines.getvalue())
-                lines.seek(0)
-                lines.truncate()
-                if progress:
-                    progress(file.tell(), file.tell() * len(values) // number)
+    for number, prefix in enumerate(zip(*part.text.values(), strict=True), start=1):
+        writer.writerow(prefix)
+        lines.write(_fields(values[number - 1]).replace(",", layout.separator) + "\n")
+        if number % ROWS_PER_BLOCK == 0 or number == len(values):
+            yield lines.getvalue().encode()
+            lines.seek(0)
+            lines.truncate()
 
 
 def _fields(row: NDArray[np.float32]) -> str:

@@ -103,16 +103,7 @@ def make(
     with storing(directory, remedy), locked(directory):
         if found := find():  # another job may have made it in the meantime
             return found
-        files = recipe.files(size, seed)
-        partial = {file.name: partial_path(directory, file.name) for file in files}
-        try:
-            facts = {file.name: _write(file, partial[file.name], progress) for file in files}
-            for name, path in partial.items():
-                (directory / name).parent.mkdir(exist_ok=True)
-                path.replace(directory / name)
-        finally:
-            for path in partial.values():
-                path.unlink(missing_ok=True)
+        facts = write_files(directory, recipe.files(size, seed), progress)
         manifest = Manifest(directory, wanted, facts)
         manifest.write()
     return manifest
@@ -123,6 +114,25 @@ def synthetic_sets(recipe: SyntheticRecipe) -> list[Manifest]:
     found = sorted((data_directory() / "synthetic").glob(f"{recipe.name}-*"))
     manifests = [Manifest.read(directory) for directory in found]
     return [each for each in manifests if each and each.made_of.get("name") == recipe.name]
+
+
+def write_files(
+    directory: Path, files: Sequence[SyntheticFile], progress: Progress | None
+) -> dict[str, dict[str, Any]]:
+    """Writes files, which get their names when all are complete; returns sizes and SHA-256s.
+
+    The directory must be locked.
+    """
+    partial = {file.name: partial_path(directory, file.name) for file in files}
+    try:
+        facts = {file.name: _write(file, partial[file.name], progress) for file in files}
+        for name, path in partial.items():
+            (directory / name).parent.mkdir(exist_ok=True)
+            path.replace(directory / name)
+    finally:
+        for path in partial.values():
+            path.unlink(missing_ok=True)
+    return facts
 
 
 def _write(file: SyntheticFile, path: Path, progress: Progress | None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """New samples in a table, made ready for a trained network: columns by name, scaled as in training.
 
-A table in the format of the benchmark's own files is read some rows at a time. Any other is read as
-`candle-p1 data import` does.
+A table is read as the benchmark's own files if it begins as these do, else as by
+`candle-p1 data import`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from candle_p1.benchmark import NewRows
-from candle_p1.data.blocks import read_blocks, read_head
-from candle_p1.data.inputs import Inputs
+from candle_p1.data.loaders import read_table
+from candle_p1.data.loading import Loading
 from candle_p1.data.names import place_features
 from candle_p1.data.reader import FileSet, Reader, file_sha256
-from candle_p1.data.table import CsvLayout, Table
+from candle_p1.data.source import open_together
+from candle_p1.data.table import CsvLayout
 from candle_p1.datasets.foreign import SampleOptions, read_cohort
+from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import DataError
 from candle_p1.inference.trained import TrainedRun
 
@@ -120,20 +122,14 @@ def read_samples(
         raise DataError(problem, path)
     log2 = inputs.log2 if options.log2 is None else options.log2
     cohort = read_cohort(path, replace(options, log2=log2))
-    columns, notes = place_features(inputs.features, cohort.features, path)
+    columns, notes = place_features(inputs.features, [*cohort.frame.columns], path)
     if inputs.log2:
         notes.append(LOG2_TAKEN if log2 else LOG2_NOT_TAKEN)
-    groups = [*cohort.about["group"]] if "group" in cohort.about else None
-
-    def blocks() -> Iterator[Block]:
-        for start in range(0, len(cohort.ids), ROWS_PER_BLOCK):
-            rows = slice(start, start + ROWS_PER_BLOCK)
-            labels = None if cohort.labels is None else cohort.labels[rows]
-            values = cohort.values[rows] if columns is None else cohort.values[rows, columns]
-            filled = np.nan_to_num(values)  # a copy, in which missing ones are 0 if accepted
-            block = _block(trained, cohort.ids[rows], filled, labels)
-            yield replace(block, groups=groups and groups[rows])
-
+    labels, groups = (
+        [*cohort.about[what]] if what in cohort.about else None for what in ("label", "group")
+    )
+    values = cohort.frame.to_numpy(np.float32)
+    blocks = partial(_blocks, trained, [*cohort.frame.index], values, columns, labels, groups)
     return NewSamples(path, blocks, [*cohort.notes, *notes])
 
 
@@ -173,71 +169,56 @@ def _is_own(path: Path, layout: CsvLayout) -> bool:
         DataError: It cannot be opened.
     """
     try:
-        head = read_head(path, layout)
-    except DataError:
+        with open_together(path, SerialCommunicator()) as source:
+            source.read_head(layout)
+        if not layout.header:
+            read_table(path, Loading(), layout)
+    except DataError as error:  # in its first line, a table of others has the names of its columns
         if not path.is_file():
             raise
-        return False
-    if layout.header:
-        return True
-    try:
-        next(read_blocks(path, replace(layout, num_columns=head.num_columns)))
-    except DataError as error:
-        return error.line != 1  # where a table of others has the names of its columns
+        return error.line not in (None, 1) and not layout.header
     return True
 
 
 def _read_own(trained: TrainedRun, path: Path, layout: CsvLayout) -> NewSamples:
-    head, inputs = read_head(path, layout), trained.inputs
-    num_features = len(inputs.offset)
-    names = [name for name in head.names if name not in layout.text_columns]
+    table = read_table(path, Loading(), layout)
+    inputs, values = trained.inputs, table.values
     columns, notes = None, list[str]()
-    if names and inputs.features is not None:
-        columns, notes = place_features(inputs.features, names, path)
-    elif head.num_columns - (layout.label_column is not None) != num_features:
-        problem = f"it has {head.num_columns:,} columns, not {num_features + 1:,}: label, features"
+    if layout.text_columns:
+        ids, labels = (table.text[name].values() for name in layout.text_columns)
+    else:
+        numbers, values = values[:, 0], values[:, 1:]
+        ids = [f"{path.name}-{number}" for number in range(1, len(values) + 1)]
+        labels = [f"{number:g}" for number in numbers]
+        if inputs.classes is not None:
+            names = {str(number): name for number, name in enumerate(inputs.classes)}
+            for row, label in enumerate(labels, start=1):
+                if label not in names:
+                    problem = f"the label of row {row} of the data is {label}"
+                    raise DataError(problem, path, column=1)
+            labels = [names[label] for label in labels]
+    if table.columns and inputs.features is not None:
+        columns, notes = place_features(inputs.features, table.columns, path)
+    elif values.shape[1] != len(inputs.offset):
+        problem = f"it has {values.shape[1]:,} features, not {len(inputs.offset):,}"
         raise DataError(problem, path)
     notes += [LOG2_NOT_TAKEN] * inputs.log2
-
-    def blocks() -> Iterator[Block]:
-        first = 1
-        for table in read_blocks(path, layout):
-            for start in range(0, len(table), ROWS_PER_BLOCK):
-                rows = slice(start, start + ROWS_PER_BLOCK)
-                ids, labels, values = _parts(table, rows, layout, inputs, first + start, path)
-                values = values.copy() if columns is None else values[:, columns]
-                yield _block(trained, ids, values, labels)
-            first += len(table)
-
-    return NewSamples(path, blocks, notes)
+    return NewSamples(path, partial(_blocks, trained, ids, values, columns, labels), notes)
 
 
-def _parts(
-    table: Table, rows: slice, layout: CsvLayout, inputs: Inputs, first: int, path: Path
-) -> tuple[list[str], list[str], Matrix]:
-    """Returns the names, the classes and the features of some rows of a benchmark's own file."""
-    values = table.values[rows]
-    if layout.text_columns:
-        ids, labels = (
-            [table.text[name].names[code] for code in table.text[name].codes[rows]]
-            for name in layout.text_columns
-        )
-        return ids, labels, values
-    numbers = values[:, 0]
-    ids = [f"{path.name}-{number}" for number in range(first, first + len(values))]
-    labels = [f"{number:g}" for number in numbers]
-    if inputs.classes is not None:
-        bad = [
-            i for i, each in enumerate(labels) if each not in map(str, range(len(inputs.classes)))
-        ]
-        if bad:
-            problem = f"the label of row {first + bad[0]} of the data is {labels[bad[0]]}"
-            raise DataError(problem, path, column=1)
-        labels = [inputs.classes[int(number)] for number in numbers]
-    return ids, labels, values[:, 1:]
-
-
-def _block(trained: TrainedRun, ids: list[str], rows: Matrix, labels: list[str] | None) -> Block:
-    trained.inputs.apply(rows)
-    x = trained.benchmark.new_inputs(rows, labels, trained.params, trained.inputs)
-    return Block(x, {"sample": ids}, labels)
+def _blocks(
+    trained: TrainedRun,
+    ids: list[str],
+    values: Matrix,
+    columns: list[int] | None,
+    labels: list[str] | None,
+    groups: list[str] | None = None,
+) -> Iterator[Block]:
+    for start in range(0, len(ids), ROWS_PER_BLOCK):
+        part = slice(start, start + ROWS_PER_BLOCK)
+        found = values[part] if columns is None else values[part, columns]
+        rows = np.nan_to_num(found)  # a copy, in which missing ones are 0 if accepted
+        trained.inputs.apply(rows)
+        known, of = (each and each[part] for each in (labels, groups))
+        x = trained.benchmark.new_inputs(rows, known, trained.params, trained.inputs)
+        yield Block(x, {"sample": ids[part]}, known, groups=of)

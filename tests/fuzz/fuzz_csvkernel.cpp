@@ -134,13 +134,12 @@ Reference read_plainly(const std::string& text, const Layout& layout) {
           for (const auto& each : layout.missing) missing = missing || each == fields[c];
           if (layout.is_text[c]) {
             const bool plain = fields[c].find_first_of(std::string("\r\0", 2)) == std::string::npos;
-            fits = plain && !missing && !fields[c].empty();
+            fits = plain && (layout.empty_text || (!missing && !fields[c].empty()));
             words.push_back(fields[c]);
           } else {
             double value = std::numeric_limits<double>::quiet_NaN();
             if (!missing) {
-              fits = to_number(fields[c], value) &&
-                     (!layout.finite || std::isfinite(static_cast<T>(value)));
+              fits = to_number(fields[c], value) && std::isfinite(static_cast<T>(value));
             }
             numbers.push_back(value);
           }
@@ -227,7 +226,7 @@ void run(std::uint64_t seed) {
     layout.is_text.push_back(chance(random, wide ? 3 : 30));
   }
   if (chance(random, 50)) layout.missing = {"na", "", "-"};
-  layout.finite = chance(random, 50);
+  layout.empty_text = chance(random, 30);
   const unsigned clean = chance(random, 50) ? 100 : 97;
   std::string text;
   // Enough rows for several groups of those that are parsed at once, and single digits for long runs.

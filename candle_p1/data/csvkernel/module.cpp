@@ -94,14 +94,14 @@ NB_MODULE(_csvkernel, m) {
       .def(
           "__init__",
           [](Layout* self, std::vector<bool> is_text, const std::string& separator,
-             std::vector<std::string> missing, bool finite) {
+             std::vector<std::string> missing, bool empty_text) {
             if (separator.size() != 1 || separator == "\n" || separator == "\"") {
               throw std::invalid_argument("the separator is one byte, and not \\n or \"");
             }
-            new (self) Layout{separator[0], std::move(is_text), std::move(missing), finite};
+            new (self) Layout{separator[0], std::move(is_text), std::move(missing), empty_text};
           },
           "is_text"_a, "separator"_a = ",", "missing"_a = std::vector<std::string>(),
-          "finite"_a = true);
+          "empty_text"_a = false);
   m.def("uses_avx512", &use_avx512);
   m.def("count_rows", &count_rows, "text"_a, "start"_a, "stop"_a, "layout"_a);
   // Without conversion, because values written to a converted copy would be lost.

@@ -25,7 +25,7 @@ struct Layout {
   char separator = ',';
   std::vector<bool> is_text;         // for each column
   std::vector<std::string> missing;  // words that stand for a missing number
-  bool finite = true;                // whether infinity and NaN are errors
+  bool empty_text = false;           // whether text may be empty or one of these words
 };
 
 // What is wrong with the first line that does not match the layout.
@@ -342,7 +342,7 @@ class Parser {
     }
     if (!parse_any_number(content, value)) return false;
     out = static_cast<T>(value);
-    return !layout_.finite || std::isfinite(out);
+    return std::isfinite(out);
   }
 
   bool is_missing(std::string_view content) const {
@@ -353,7 +353,7 @@ class Parser {
   // Whether a field has text; other readers end a line at \r, and a field at \0.
   bool is_text_present(std::string_view content) const {
     const bool plain = content.find('\r') == content.npos && content.find('\0') == content.npos;
-    return plain && !content.empty() && !is_missing(content);
+    return plain && (layout_.empty_text || (!content.empty() && !is_missing(content)));
   }
 
   // Reads a wrong line once more to find out what is wrong.

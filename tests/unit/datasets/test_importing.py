@@ -211,7 +211,7 @@ def test_what_is_unclear_ends_in_advice(imported, frame, options, advice):
     ("text", "options", "advice"),
     [
         ('s\tk\ta\ns1\t"x\t1\ns2\ty\t2\ns3\t"z\t3\n', {}, r"line 2: its quotes do not match"),
-        ('s,k,a,b\n"s1, too",x,1\n', {}, r"line 2: the row has 3 fields, but the header has 4"),
+        ('s,k,a,b\n"s1, too",x,1\n', {}, r"line 2: the line has 3 fields instead of 4"),
         ("s\tk\ta\ns1\tx\t1,234\ns2\ty\t12\n", {}, r"'1,234' may have .* --decimal ,"),
         ("s\tk\ta\ns1\tx\t1\ns2\ty\t<0.01\n", {}, r"line 3, column 3: '<0.01' .*--drop a"),
         ("s,k,a\ns1,x,\ns2,y,1\n", {}, r"2 rows seem to name .* --header_rows 2"),
@@ -278,11 +278,16 @@ DECIMAL_COMMAS = LATE.replace(",", ";").replace(";1;2\n", ";1,5;.\n")
 @pytest.mark.parametrize(
     ("content", "advice"),
     [
-        (LATE + "s300,1,high,2\n", r"line 302, column 3: 'high' is not a number"),
-        (LATE + "s300,1,1\n", r"line 302: the row has 3 fields, but the header has 4"),
+        *(
+            (f"{LATE}s300,1,{cell},2\n", rf"line 302, column 3: .*'{cell}' is not .*--drop a")
+            for cell in ("high", "1_0", "<1", "inf")
+        ),
+        (LATE + "s300,1,1\n", r"line 302: the line has 3 fields instead of 4"),
+        (LATE + 's300,"1,1,2\n', r"line 302, column 2: .*its quotes do not match"),
+        (LATE.replace("\n", "\r"), r"carriage returns alone"),
         (b"\xff\xfea\0b\0", r"UTF-8"),
-        (gzip.compress(LATE.encode())[:-20], r"cannot be read"),
-        (DECIMAL_COMMAS + "s300;1;1.234;2\n", r"line 302, column 3: '1.234' is .* decimal comma"),
+        (gzip.compress(LATE.encode())[:-20], r"copied incompletely"),
+        (DECIMAL_COMMAS + "s300;1;1.234;2\n", r"line 302, column 3: .*'1.234' is .* decimal comma"),
         ("", r"no rows"),
         ("one\ntwo\n", r"separated by none"),
         ("a,b\n", r"no rows below"),

@@ -79,7 +79,8 @@ def table(path, name):
 )
 def test_log2_is_taken_once_and_this_is_told(tmp_path, form, log2, options, expected, told):
     trained = run_of("nt3" if form == "any" else form, log2)
-    path, options = table(tmp_path / "new.csv", form), SampleOptions(**options)
+    name = "new.csv.gz" if form == "p1b2" else "new.csv"
+    path, options = table(tmp_path / name, form), SampleOptions(**options)
     if expected is None:
         with pytest.raises(DataError, match=told):
             read_samples(trained, path, options)
