@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from candle_p1.distributed import devices
 from candle_p1.distributed.backend import choose_backend
 from candle_p1.distributed.comm import Communicator, agree
-from candle_p1.distributed.engine import HOROVOD, JaxEngine, StartOptions, TensorflowEngine
+from candle_p1.distributed.engine import HOROVOD, JAX, Engine, StartOptions
 from candle_p1.distributed.mpi_library import describe_version
 from candle_p1.distributed.reducers.horovod import HOROVOD_DEFAULTS
 from candle_p1.distributed.reducers.jax import AXIS
@@ -276,14 +276,12 @@ def _split(operation: str, values: Floats) -> list[Floats]:
 class EngineTransport(Transport):
     """The library of an engine, on the device that a run has."""
 
-    engine: ClassVar[type[Any]]
-    backend: ClassVar[str]
+    engine: ClassVar[str]
 
     def start(self) -> dict[str, Any]:
         """Limits the backend to this rank's device, and starts what operates, as a run does."""
         os.environ.update(self.variables)
-        agree(self.comm, choose_backend, self.engine.name)
-        engine = self.engine(self.comm, self.backend)
+        engine = Engine(self.engine, self.comm, agree(self.comm, choose_backend, self.engine))
         device = devices.configure(self.comm, engine)
         self._is_gpu = device.is_gpu
         return {"device": device.name, "threads": device.threads, **self.start_engine(engine)}
@@ -301,7 +299,7 @@ class Horovod(EngineTransport):
         "Horovod as a run sets it: no fusion, cycle time 1 ms, unless its variables say otherwise"
     )
     packages: ClassVar[tuple[str, ...]] = ("mpi4py", "tensorflow", "horovod")
-    engine, backend = TensorflowEngine, "tensorflow"
+    engine = HOROVOD
     _names = count()
 
     def start_engine(self, engine: Any) -> dict[str, Any]:
@@ -431,10 +429,9 @@ class SharedMemory(Horovod):
 class Jax(EngineTransport):
     """Calls XLA's collectives on the devices of all ranks."""
 
-    name = backend = "jax"
+    name = engine = JAX
     what = "XLA's collectives within a compiled program: Gloo on CPUs, NCCL or RCCL on GPUs"
     packages = ("mpi4py", "jax")
-    engine = JaxEngine
 
     def start_engine(self, engine: Any) -> dict[str, Any]:
         settings = engine.start(StartOptions())["settings"]

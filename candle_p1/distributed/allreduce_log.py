@@ -35,18 +35,10 @@ NOT_TIMED = (
 
 
 class AllreduceLog(ABC):
-    """The allreduces of one model's gradients, as seen by one rank.
-
-    Args:
-        log: Where the allreduces are added up.
-        library: What performs them.
-
-    Attributes:
-        waits_for: What the clock waits for: "tensor", or "element" on a GPU and with JAX; None
-            before the step has been made.
-    """
+    """The allreduces of one model's gradients on one rank, added up in a log of communication."""
 
     waits_for: ClockWaitsFor | None = None
+    """What the clock waits for, once the step has been made: "element" on a GPU and with JAX."""
 
     def __init__(self, log: CommunicationLog, library: str) -> None:
         self._log, self._library = log, library
@@ -54,19 +46,13 @@ class AllreduceLog(ABC):
         self._exposed_s = self._allreduce_s = 0.0
 
     def count_steps(self, num: int) -> None:
-        """Counts steps that begin, and reads the table before it overflows.
-
-        Only a log without a table, which cannot, is told of more than one.
-        """
+        """Counts steps that begin, one at a time if there is a table, which must not overflow."""
         self._num_unread += num
         if self._num_unread > CAPACITY:
             self._read()
 
     def take(self) -> tuple[float, float]:
-        """Returns the exposed time, and the time in which any allreduce was in progress, in s.
-
-        Both cover the steps since the last call.
-        """
+        """Returns how long allreduces of the steps since the last call were exposed, and lasted."""
         self._read()
         taken = self._exposed_s, self._allreduce_s
         self._exposed_s = self._allreduce_s = 0.0
@@ -78,32 +64,25 @@ class AllreduceLog(ABC):
     ) -> list[Any]:
         """Notes when gradients are ready to be averaged; part of a training step.
 
-        Args:
-            gradients: Dense tensors by name, in the order of the layers.
-            variables: Their Keras variables.
-            sizes: How many bytes of each a rank sends, by name.
-
-        Returns:
-            Tensors that must be there before a rank waits for others, or the times would be wrong.
+        The gradients are dense, in the order of the layers; `sizes` are the bytes of each that a
+        rank sends. Returns tensors that must be there before a rank waits for others, or the times
+        would be wrong.
         """
 
     @abstractmethod
     def note_done(self, averages: Sequence[Any], apart_s: Any = None) -> None:
         """Notes when the averages of these gradients are available; part of the same step.
 
-        Args:
-            averages: Tensors, in the same order.
-            apart_s: How long before, in s; None: as soon as the tensors are.
+        That is as soon as the tensors are, or `apart_s`, in s, before.
         """
 
     @abstractmethod
     def _take_rows(self) -> tuple[Mapping[str, int], NDArray[np.float64]]:
         """Returns what the steps since the last call have exchanged.
 
-        Returns:
-            The bytes that this rank has sent in every step, by the name of what was exchanged; and
-            its moments, in s, shape (steps, 2 or 3, names): when it was first ready, when all of it
-            was, if that is another moment, and when its average was available.
+        These are the bytes that this rank has sent in every step, by the name of what was
+        exchanged; and its moments, in s, shape (steps, 2 or 3, names): when it was first ready,
+        when all of it was, if that is another moment, and when its average was available.
         """
 
     def _read(self) -> None:
@@ -143,7 +122,6 @@ class GraphLog(AllreduceLog):
         return self._ready
 
     def note_done(self, averages: Sequence[Any], apart_s: Any = None) -> None:
-        """Reads the clock when each average is available, and writes the row of the step."""
         import tensorflow as tf
 
         if apart_s is None:
@@ -192,7 +170,6 @@ class HostLog(AllreduceLog):
     def note_ready(
         self, gradients: Mapping[str, Any], variables: Sequence[Any], sizes: Mapping[str, int]
     ) -> list[Any]:
-        """Notes when the first gradient is ready, and when all are; nothing waits for that."""
         self._num_bytes, self.waits_for = sum(sizes.values()), "element"
         self._note(FIRST, list(gradients.values())[-1:])
         self._note(READY, gradients.values())
@@ -211,10 +188,9 @@ class HostLog(AllreduceLog):
         )
 
     def _take_rows(self) -> tuple[Mapping[str, int], NDArray[np.float64]]:
-        """Returns the steps that have been computed, which it waits for."""
         import jax
 
-        jax.effects_barrier()
+        jax.effects_barrier()  # waits for the steps
         rows = np.array(self._times).T[:, :, np.newaxis]
         for times in self._times:
             times.clear()

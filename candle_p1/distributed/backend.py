@@ -27,10 +27,8 @@ AUTO = "auto"
 class EngineKind(NamedTuple):
     """What must be known of an engine before it is imported.
 
-    Attributes:
-        backend: Keras's backend.
-        extras: The extras of this package that install it: for CPUs, and for NVIDIA GPUs.
-        set_up: The command that installs it in a checkout.
+    These are Keras's backend, the extras of this package that install it for CPUs and for NVIDIA
+    GPUs, and the command that installs it in a checkout.
     """
 
     backend: str
@@ -44,15 +42,11 @@ ENGINES = {
 }
 """The engines by name: candle_p1.distributed.engine has a class for each."""
 BACKENDS = tuple(kind.backend for kind in ENGINES.values())
-LATER = frozenset(
-    {
-        "keras.wrappers",
-        "keras._tf_keras.keras.wrappers",
-        "keras.src.visualization",
-        "keras.visualization",
-        "keras._tf_keras.keras.visualization",
-    }
-)
+LATER = {"keras.src.visualization"} | {
+    f"{keras}.{part}"
+    for keras in ("keras", "keras._tf_keras.keras")
+    for part in ("wrappers", "visualization")
+}
 """The parts of Keras that are imported when they are first used."""
 
 

@@ -40,14 +40,10 @@ DETERMINISTIC_FLAG = "xla_gpu_deterministic_ops"
 
 @dataclass(frozen=True)
 class Device:
-    """What a rank computes on.
+    """What a rank computes on: "cpu", or a GPU by the framework's name for it.
 
-    Attributes:
-        name: "cpu", or the framework's name for the GPU.
-        threads: The number of CPU threads of one operation.
-        num_cores: The number of cores on which this rank may run.
-        warnings: Warnings for the user.
-        programs: Those that JAX compiles; None with TensorFlow.
+    One operation uses `threads` CPU threads; the rank may run on `num_cores` cores. `programs` are
+    those that JAX compiles, and None with TensorFlow.
     """
 
     name: str
@@ -163,8 +159,8 @@ def configure(
     return the result of the first.
 
     Args:
-        comm: The ranks of the job, which share its nodes.
-        engine: What averages gradients; it joins its ranks before the framework finds devices.
+        comm: The ranks of the job.
+        engine: It joins its ranks before the framework finds devices.
         gpus: The indices of the node's GPUs to use; None: all.
         deterministic: Whether kernels must have bit-identical results.
         programs: Tells JAX where to keep compiled programs, before it compiles any.

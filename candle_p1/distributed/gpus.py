@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from itertools import chain, takewhile
@@ -42,14 +41,10 @@ NO_DEVICES = "NoDevFiles"
 USE_CPUS = f"to train on CPUs, set {GPUS_VARIABLE}=0"
 
 
-@dataclass(frozen=True)
-class GpuRequest:
-    """The GPUs that a job asked for.
+class GpuRequest(NamedTuple):
+    """How many GPUs a job asked for on each node, the flag or variable that says so, with its value.
 
-    Attributes:
-        num: Their number on each node.
-        origin: What says so: a flag or an environment variable, with its value.
-        instead: What a user does who wants to train on CPUs.
+    A user who wants to train on CPUs does something else instead.
     """
 
     num: int
@@ -173,18 +168,10 @@ def check_gpus(
 ) -> None:
     """Checks that all ranks compute on GPUs, if the job asked for GPUs or some rank has one.
 
-    Collective, and costs three small numbers if all is well.
-
-    Args:
-        comm: The ranks.
-        has_gpu: Whether this rank computes on a GPU.
-        request: What the job asked for.
-        backend: Keras's backend.
-        node: The name of this rank's node.
+    Collective, and costs three small numbers if all is well. `node` is the name of this rank's.
 
     Raises:
-        SetupError: Some ranks found no GPU. The error names their nodes and is the same on all
-            ranks.
+        SetupError: Some ranks found no GPU. The error names their nodes; the same on all ranks.
     """
     num = request.num if request else 0
     mine = np.array([has_gpu, not has_gpu, num])

@@ -52,14 +52,8 @@ def read_number(
 ) -> Number:
     """Returns the number in a variable of the environment, or the default if it is not set.
 
-    Args:
-        variable: Its name. An empty one is not set.
-        default: The default; where it is an integer, so is the number.
-        give: What users have to give, for the message.
-        least: The least number that is allowed.
-        most: The largest one.
-        is_list: Whether it may hold a list, whose first number counts.
-        environ: The environment; None means this process's own.
+    An empty variable is not set. Where the default is an integer, so is the number; of a list, the
+    first number counts. `give` is what users have to give, for the message.
 
     Raises:
         SetupError: It is no number, or one outside of the limits.
@@ -267,10 +261,8 @@ DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 def without_allocation(environ: Mapping[str, str], *, here: bool = False) -> dict[str, str]:
     """Returns the environment without what describes the allocation that this process is in.
 
-    Args:
-        environ: This process's environment.
-        here: Whether it is for ranks on this node, which the launcher would otherwise spread over
-            the allocation; they keep its number of GPUs. Or it is for another job.
+    It is for another job or, `here`, for ranks on this node, which the launcher would otherwise
+    spread over the allocation, and which keep its number of GPUs.
     """
     gone = {n for n in environ if ALLOCATION.match(n) and not OF_USERS.fullmatch(n)}
     if here:
@@ -292,9 +284,6 @@ def launcher_variable() -> str | None:
 
 def launched_rank(environ: Mapping[str, str] | None = None) -> LaunchedRank:
     """Returns this process's place among those that a launcher started.
-
-    Args:
-        environ: The environment; None means this process's own.
 
     Raises:
         SetupError: A launcher's variable is not a number.

@@ -33,12 +33,7 @@ OTHERWISE = "use an MPI library that was built for MPI_THREAD_MULTIPLE"
 
 
 class MpiLibrary(NamedTuple):
-    """The MPI library that this process has initialized.
-
-    Attributes:
-        name: Its name and version.
-        thread_level: The thread level that it grants, one of LEVELS.
-    """
+    """Name and version of the MPI library of this process, and which of LEVELS it grants."""
 
     name: str
     thread_level: str

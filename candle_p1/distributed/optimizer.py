@@ -15,7 +15,7 @@ import numpy as np
 
 from candle_p1.distributed.allreduce_log import AllreduceLog
 from candle_p1.distributed.comm import SerialCommunicator
-from candle_p1.distributed.engine import Engine, SerialEngine
+from candle_p1.distributed.engine import SERIAL, Engine
 from candle_p1.distributed.reducers.reducer import Reducer
 from candle_p1.distributed.reducers.shared_memory import SharedMemoryReducer
 from candle_p1.errors import DistributedError
@@ -118,11 +118,7 @@ def average_gradients(
 ) -> list[Any]:
     """Returns the gradients averaged over ranks; sparse ones (tf.IndexedSlices) become dense.
 
-    Args:
-        reducer: What averages them.
-        gradients: Tensors; None stays None, and must be None on every rank.
-        variables: The Keras variables of the gradients, in the same order.
-        log: Records the allreduces.
+    None stays None, and must be None on every rank. The Keras variables are in the same order.
     """
     named, ready = _named(reducer, gradients, variables, log)
     averages = reducer.average(named, ready)
@@ -185,7 +181,7 @@ def self_test(
     generator = np.random.default_rng(20190805)  # the same on every rank
     x = generator.normal(size=(comm.size, 4, 3)).astype("float32")
     y = generator.normal(size=(comm.size, 4, 1)).astype("float32")
-    alone = SerialEngine(SerialCommunicator(), engine.backend)
+    alone = Engine(SERIAL, SerialCommunicator(), engine.backend)
     mine = _trained(engine, tested, x[comm.rank], y[comm.rank])
     expected = _trained(alone, plain_optimizer(), np.concatenate(list(x)), np.concatenate(list(y)))
     problem = None

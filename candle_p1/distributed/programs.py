@@ -41,14 +41,9 @@ FEATURES = ("flags", "Features", "model name")
 
 @dataclass
 class Programs:
-    """What this rank had to compile.
+    """What this rank had to compile; see `candle_p1.records.types.CompiledPrograms`.
 
-    Attributes:
-        directory: Where programs are kept; None: nowhere.
-        num_loaded: The programs that were compiled before.
-        num_kept: Those that were compiled now, and kept.
-        seconds: How long compiling and loading took, also of programs that are not kept.
-        warning: Why no programs are kept although they should be.
+    A warning says why no programs are kept although they should be.
     """
 
     directory: Path | None = None
@@ -91,13 +86,9 @@ def keep_programs(
 ) -> Programs:
     """Makes JAX keep what it compiles, and counts that; before it compiles anything.
 
-    Args:
-        comm: The ranks; those of other nodes may have a directory of their own.
-        named: A directory, NONE, or None for the default.
-        default: The directory for that case, unless VARIABLE is set.
-        deterministic: Whether the run is to be. Such runs have a directory of their own, because
-            with the programs, XLA keeps which algorithms were the fastest on a GPU, and those of
-            other runs need not be deterministic.
+    The directory is the named one, NONE, or, if none is named, that of VARIABLE or the default.
+    Deterministic runs have a directory of their own, because with the programs, XLA keeps which
+    algorithms were the fastest on a GPU, and those of other runs need not be deterministic.
 
     Raises:
         SetupError: The named directory cannot be used.

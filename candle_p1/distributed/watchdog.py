@@ -92,14 +92,9 @@ def addresses(interface: str) -> list[str]:
 
 
 def check_file_limit(num_ranks: int, max_files: int) -> None:
-    """Checks that the server may have a connection to each rank.
+    """Raises SetupError if the server may not have a connection to each rank.
 
-    Args:
-        num_ranks: The number of ranks.
-        max_files: How many files a process may have open at most; negative: any number.
-
-    Raises:
-        SetupError: It may not.
+    A process may have `max_files` open at most; if that is negative, any number.
     """
     wanted = num_files(num_ranks)
     if 0 <= max_files < wanted:
@@ -171,11 +166,7 @@ def _start_server(
     memory_fd: int,
     kept_open: Sequence[int],
 ) -> tuple[subprocess.Popen[bytes], Endpoint]:
-    """Starts the server on this node; returns its process and where it listens.
-
-    Raises:
-        SetupError: It cannot listen, or a variable is wrong.
-    """
+    """Starts the server on this node, or raises SetupError; returns it and where it listens."""
     check_file_limit(comm.size, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     endpoint = Endpoint(
         [LOOPBACK] if comm.num_nodes == 1 else addresses(os.environ.get(INTERFACE_VARIABLE, "")),
@@ -222,11 +213,7 @@ def _hello(comm: Communicator) -> protocol.Message:
 def _connect(
     comm: Communicator, endpoint: Endpoint, servers: Sequence[subprocess.Popen[bytes]]
 ) -> socket.socket:
-    """Returns this rank's connection to the server; collective.
-
-    Raises:
-        DistributedError: Some rank cannot connect; the same on every rank.
-    """
+    """Returns this rank's connection to the server, as `watch`; collective."""
     connection: socket.socket | None = None
     error: str | None = None
     host = platform.node()

@@ -17,7 +17,7 @@ import pytest
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.samples import DataSet, Samples, Several
 from candle_p1.distributed.comm import SerialCommunicator
-from candle_p1.distributed.engine import SerialEngine
+from candle_p1.distributed.engine import Engine
 from candle_p1.models import fast, keras2
 from candle_p1.models.fast import KERNELS
 from candle_p1.models.fast.convolution_algorithms import Convolution
@@ -85,7 +85,7 @@ def ours(name, flags, data, kernels):
     fast.choose(kernels, on_cpu=True)
     benchmark, params, plan = planned(name, flags, data)
     comm = SerialCommunicator()
-    engine = SerialEngine(comm, "tensorflow")
+    engine = Engine("serial", comm, "tensorflow")
     model = build_model(benchmark, params, data, plan, SimpleNamespace(is_gpu=False), engine)
     if keras.config.floatx() == "float64":
         # Keras 2 keeps the settings of an optimizer in float32.

@@ -19,7 +19,7 @@ import pytest
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.reader import Reader
 from candle_p1.distributed.comm import SerialCommunicator
-from candle_p1.distributed.engine import SerialEngine
+from candle_p1.distributed.engine import Engine
 from candle_p1.parameters.parameter import SEVERAL_RANKS, Role
 from tests.records import read_record
 
@@ -249,7 +249,7 @@ def made(line):
     reader = Reader(locate_files(benchmark, params))
     data = benchmark.preprocess(benchmark.load_data(reader, params), params)
     plan = make_plan(benchmark, params, len(data.train), comm)
-    engine, device = SerialEngine(comm, "tensorflow"), SimpleNamespace(is_gpu=False)
+    engine, device = Engine("serial", comm, "tensorflow"), SimpleNamespace(is_gpu=False)
     model = build_model(benchmark, params, data, plan, device, engine)
     parts = data.train, data.validation, data.test
     return (

@@ -20,7 +20,7 @@ from candle_p1.data.reader import Reader
 from candle_p1.data.samples import join_batches
 from candle_p1.distributed.callbacks import ReplicaCheck
 from candle_p1.distributed.comm import SerialCommunicator
-from candle_p1.distributed.engine import SerialEngine
+from candle_p1.distributed.engine import Engine
 from candle_p1.training.setup import build_model, locate_files, make_plan
 
 NUM_EPOCHS = 3
@@ -77,7 +77,7 @@ def trains_like_one_process(name, comm):
     losses = train_each_epoch(model, ReplicaCheck(comm), metrics_of_all(model, comm))
     together = weights_of(model)
 
-    serial = SerialEngine(SerialCommunicator(), engine().backend)
+    serial = Engine("serial", SerialCommunicator(), engine().backend)
     other = built(benchmark, params, data, plan, serial)
     if comm.rank:  # on its own batches alone
         train_each_epoch(other)

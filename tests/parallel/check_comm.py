@@ -103,7 +103,7 @@ def all_ranks_stop_when_rank_0_is_out_of_time(comm):
         limit = TimeLimit(limit_s, comm)
         history = model.fit(x, y, epochs=3, verbose=0, callbacks=[limit])
         assert len(history.epoch) == epochs
-        assert limit.reached == (epochs == 1)
+        assert limit.has_ended == (epochs == 1)
 
 
 NOTHING = {"shm_gib": 0, "memory_gib": 0, "disk_gib": 0}

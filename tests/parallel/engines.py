@@ -12,7 +12,7 @@ import numpy as np
 
 from candle_p1.distributed.backend import choose_backend, engine_of
 from candle_p1.distributed.comm import SerialCommunicator, connect
-from candle_p1.distributed.engine import SerialEngine, StartOptions, make_engine
+from candle_p1.distributed.engine import Engine, StartOptions, make_engine
 from candle_p1.distributed.optimizer import average_gradients, distribute_optimizer
 
 NAME = engine_of(choose_backend())
@@ -51,7 +51,9 @@ def distribute(optimizer, compression="none", log=None):
 def compiled(model, optimizer, **options):
     """Compiles a model as a run does, for all ranks if the optimizer is distributed."""
     is_distributed = getattr(optimizer, "is_distributed", False)
-    made = engine() if is_distributed else SerialEngine(SerialCommunicator(), engine().backend)
+    made = engine()
+    if not is_distributed:
+        made = Engine("serial", SerialCommunicator(), made.backend)
     made.compile(model, is_gpu=False, optimizer=optimizer, **options)
     return model
 

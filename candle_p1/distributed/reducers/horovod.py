@@ -23,10 +23,6 @@ TIMELINE_VARIABLE = "HOROVOD_TIMELINE"
 class HorovodReducer(GraphReducer):
     """Averages each gradient by an operation of Horovod, which it starts. Making it is collective.
 
-    Args:
-        comm: The ranks.
-        compression: See `Reducer`.
-
     Raises:
         SetupError: Horovod is missing, was built without MPI, or does not see the ranks of the job;
             MPI must not be called from several threads. The same on every rank.
@@ -75,11 +71,7 @@ def _variables() -> dict[str, str]:
 
 
 def import_horovod() -> Any:
-    """Returns Horovod's module for TensorFlow.
-
-    Raises:
-        SetupError: It is missing, or was built without MPI.
-    """
+    """Returns Horovod's module for TensorFlow; SetupError if it is missing, or lacks MPI."""
     try:
         import horovod.tensorflow as hvd
     except Exception as error:  # of any type, if Horovod was built for another TensorFlow

@@ -24,9 +24,6 @@ class HostReducer(Reducer):
 
     The host is called in a thread of XLA's, so its messages have a communicator of their own.
 
-    Args:
-        comm: The ranks, all on one node.
-
     Raises:
         SetupError: They are on several nodes, or gradients are to be compressed; the same on every
             rank.

@@ -43,10 +43,6 @@ SHUTDOWN_S = 20
 class JaxReducer(Reducer):
     """Averages within the step that XLA compiles. Making it is collective.
 
-    Args:
-        comm: The ranks.
-        compression: See `Reducer`.
-
     Raises:
         SetupError: JAX does not see the ranks of the job, or cannot connect them; the same on every
             rank.
@@ -170,9 +166,8 @@ class JaxReducer(Reducer):
     def mapped(self, function: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
         """Returns a function that is called with this rank's arrays, and may average them.
 
-        Args:
-            function: Of trees of arrays; it returns such a tree. JAX compiles it.
-            arguments: This rank's first arguments, which are placed on the device beforehand.
+        JAX compiles it. It takes trees of arrays and returns one; the first arguments are placed on
+        the device beforehand.
         """
         import jax
 

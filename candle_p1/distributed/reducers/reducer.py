@@ -38,9 +38,7 @@ LARGEST_BYTES = 4
 class Reducer(ABC):
     """Averages arrays over the ranks of a job. All ranks call its methods, in the same order.
 
-    Args:
-        comm: The ranks.
-        compression: One of COMPRESSIONS.
+    Compression is one of COMPRESSIONS.
     """
 
     name: str
@@ -66,9 +64,8 @@ class Reducer(ABC):
     def average(self, gradients: Mapping[str, Any], after: Sequence[Any] = ()) -> list[Any]:
         """Returns the averages of gradients over ranks, in their order; part of a training step.
 
-        Args:
-            gradients: Dense tensors, by names that are the same on all ranks.
-            after: Tensors that must be there before anything that waits for other ranks.
+        They are dense tensors, by names that are the same on all ranks. Tensors of `after` must be
+        there before anything that waits for other ranks.
         """
 
     @abstractmethod
@@ -135,7 +132,7 @@ def average_as_half(
 
     Args:
         gradient: A dense tensor of floating-point numbers; the average has its dtype.
-        num_ranks: The number of ranks, P.
+        num_ranks: P.
         largest_of_all: Returns the maximum of a float32 scalar over the ranks; collective.
         sum_of_all: Returns the sum of a float16 tensor over the ranks; collective.
     """

@@ -26,12 +26,8 @@ MAX_THREADS = 8
 class SharedMemoryReducer(GraphReducer):
     """Averages on the CPUs of one node. Making it is collective.
 
-    Ranks wait for each other, so all of them must execute the operations in the same order.
-
-    Args:
-        comm: The ranks, all of which are on this node.
-        timeout_s: The time after which a rank that has not come ends an operation with an error;
-            0: never.
+    Ranks wait for each other, so all of them must execute the operations in the same order. A rank
+    that does not come within `timeout_s` ends an operation with an error; 0: never.
 
     Raises:
         NoRoomError: The ranks cannot share memory; the same on all of them.
@@ -84,16 +80,9 @@ class SharedMemoryReducer(GraphReducer):
         """Averages gradients and updates weights by them, in one pass over memory.
 
         Each rank computes a part of every weight and of its state, and copies the other parts, so
-        all have the same bits.
-
-        Args:
-            step: The step of the optimizer.
-            weights: Variables, float32.
-            gradients: Tensors of the same shapes, float32, by names that all ranks have in common.
-            after: Tensors that must be there before.
-
-        Returns:
-            The time in which this rank neither waited for others nor copied for them, in s.
+        all have the same bits. Weights and gradients are float32; for names and `after`, see
+        `average`. Returns the time in which this rank neither waited for others nor copied for
+        them, in s.
         """
         import tensorflow as tf
 

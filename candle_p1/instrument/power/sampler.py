@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import Self
 
 from candle_p1.instrument.power.source import PowerSource, SensorError
@@ -25,18 +26,13 @@ END_S = 5.0
 class Sampler:
     """Samples all channels of some sources at a steady rate, in a separate thread.
 
-    The first sample is taken by `start` and the last by `stop`. Errors of sensors are not raised: a
-    sensor that fails ends its trace, which says why.
+    The first sample is taken by `start` and the last by `stop`, at `start_s` and `stop_s`. Errors
+    of sensors are not raised: a sensor that fails ends its trace, which says why.
 
     Args:
         sources: What to read; nobody else may read them at the same time.
         hz: Samples per second.
         clock: Returns seconds; the clock that also times the phases of the run.
-
-    Attributes:
-        hz: The rate.
-        start_s: When the first sample was taken, by the clock.
-        stop_s: When the last sample was taken.
     """
 
     def __init__(
@@ -48,9 +44,8 @@ class Sampler:
         self.hz = hz
         self.start_s = self.stop_s = clock()
         self._sources, self._clock = list(sources), clock
-        self._records = [
-            (source, [_ChannelReadings(channel, self.start_s) for channel in source.channels])
-            for source in self._sources
+        self._readings = [
+            [_Readings(channel, self.start_s) for channel in source.channels] for source in sources
         ]
         self._lock = threading.Lock()
         self._ending = threading.Event()
@@ -73,12 +68,11 @@ class Sampler:
 
     def start(self) -> None:
         """Takes the first sample and starts the thread."""
-        for source, records in self._records:
+        for source, readings in zip(self._sources, self._readings, strict=True):
             try:
                 source.start()
             except Exception as error:
-                for record in records:
-                    record.end(f"it cannot be started: {error}")
+                _end(readings, f"it cannot be started: {error}")
         self.start_s = self._clock()
         self.sample()
         # A daemon thread does not keep the process alive after its run has failed.
@@ -94,9 +88,8 @@ class Sampler:
             self._thread.join(END_S)
             if self._thread.is_alive():  # and still holds the lock
                 self.stop_s = self._clock()
-                for _, records in self._records:
-                    for record in records:
-                        record.end(f"a sensor did not answer within {END_S:g} s")
+                for readings in self._readings:
+                    _end(readings, f"a sensor did not answer within {END_S:g} s")
                 return
         self.sample()
         self.stop_s = self._clock()
@@ -109,33 +102,26 @@ class Sampler:
     def sample(self) -> None:
         """Takes a sample of every channel."""
         with self._lock:
-            for source, records in self._records:
+            for source, readings in zip(self._sources, self._readings, strict=True):
                 values = source.sample()
-                for record in records:
+                for each in readings:
                     before_s = self._clock()
                     value = next(values)
                     # Some drivers take milliseconds; the value is from some time in between.
-                    time_s = (before_s + self._clock()) / 2
-                    self._num_early += not record.add(time_s, value)
+                    self._num_early += not each.add((before_s + self._clock()) / 2, value)
 
     def traces(self) -> list[Trace]:
         """Returns the traces of all channels, empty ones for those that could not be opened.
 
         To be called after `stop`, or by `traces_so_far`.
         """
-        interval_s = 1 / self.hz
-        nothing = np.empty(0)
-        return [
-            trace
-            for source, records in self._records
-            for trace in (
-                *(record.trace(interval_s) for record in records),
-                *(
-                    Trace(channel, nothing, nothing, interval_s, reason)
-                    for channel, reason in source.absent.items()
-                ),
-            )
-        ]
+        interval_s, nothing = 1 / self.hz, np.empty(0)
+        found = []
+        for source, readings in zip(self._sources, self._readings, strict=True):
+            found += [each.trace(interval_s) for each in readings]
+            for channel, reason in source.absent.items():
+                found.append(Trace(channel, nothing, nothing, interval_s, reason))
+        return found
 
     def traces_so_far(self) -> list[Trace] | None:
         """Returns what `traces` does while the thread samples; None if a sensor does not answer."""
@@ -158,94 +144,84 @@ class Sampler:
             tick = max(tick, math.floor((self._clock() - self.start_s) / interval_s)) + 1
 
 
-class _ChannelReadings:
+class _Readings:
+    """The readings of one channel; `ended` says why there are no further ones."""
+
+    ended: str | None = None
+
     def __init__(self, channel: Channel, start_s: float) -> None:
         self._channel, self._start_s = channel, start_s
-        self._counter = Counter(channel) if channel.reading == "energy" else None
         self._times_s, self._values = array("d"), array("d")
-        self._num_failures = 0
-        self._failure: str | None = None
-        self._ended = False
+        self._num_failures, self._failure = 0, ""
 
     def add(self, time_s: float, value: float | SensorError) -> bool:
         """Adds a reading; returns False if it is not later than the previous one."""
-        if self._ended:
+        if self.ended is not None:
             return True
         if self._times_s and time_s <= self._times_s[-1]:
             return False
         if not isinstance(value, SensorError) and not 0 <= value < math.inf:
             value = SensorError(f"it reads {value}")
         if isinstance(value, SensorError):
-            self._fail(time_s, str(value))
+            self._failure = self._failure or self._since(time_s, value)
+            self._num_failures += 1
+            if self._num_failures >= MAX_FAILURES:
+                self.ended = self._failure
             return True
-        try:
-            amount = (
-                self._counter.joules(time_s, value) if self._counter else value * self._channel.unit
-            )
-        except SensorError as error:
-            self._fail(time_s, str(error))
-            self._ended = True
-            return True
-        self._num_failures, self._failure = 0, None
+        self._num_failures, self._failure = 0, ""
         self._times_s.append(time_s)
-        self._values.append(amount)
+        self._values.append(value)
         return True
 
-    def end(self, reason: str) -> None:
-        """Accepts no further readings."""
-        self._failure, self._ended = reason, True
-
     def trace(self, interval_s: float) -> Trace:
-        """Returns the readings as a trace."""
+        """Returns the readings as a trace, up to the first that makes later ones useless."""
         times_s, values = np.array(self._times_s), np.array(self._values)
-        return Trace(self._channel, times_s, values, interval_s, self._failure)
+        ended = self.ended or self._failure or None
+        if self._channel.reading == "power":
+            values = values * self._channel.unit
+        else:
+            values, error = joules(self._channel, times_s, values)
+            if error:
+                ended = self._since(times_s[len(values)], error)
+        return Trace(self._channel, times_s[: len(values)], values, interval_s, ended)
 
-    def _fail(self, time_s: float, reason: str) -> None:
-        if not self._num_failures:
-            self._failure = f"from {time_s - self._start_s:.3f} s on: {reason}"
-        self._num_failures += 1
-        self._ended = self._num_failures >= MAX_FAILURES
+    def _since(self, time_s: float, error: object) -> str:
+        return f"from {time_s - self._start_s:.3f} s on: {error}"
 
 
-class Counter:
-    """Converts the values of an energy counter into J, which only grow.
+def _end(readings: Sequence[_Readings], reason: str) -> None:
+    for each in readings:
+        each.ended = reason
 
-    Values are added as integers, so that nothing is lost when a counter wraps around.
+
+def joules(
+    channel: Channel, times_s: NDArray[np.float64], counts: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], str | None]:
+    """Returns the energies that an energy counter has shown, in J, which only grow.
+
+    A value below the last one means that the counter has wrapped around, or, if that would take
+    more power than is possible, that it was reset. Counts are whole numbers below 2^53, so nothing
+    is lost when a modulus is added to them.
+
+    Returns:
+        The energies; and, if a value shows that the counter was reset, has jumped, or was not read
+        for so long that it may have wrapped around more than once, why they end before it.
     """
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._num_wraps = 0
-        self._last: tuple[float, float] | None = None
-
-    def joules(self, time_s: float, count: float) -> float:
-        """Returns the energy that corresponds to a value of the counter, read after all others.
-
-        A value below the last one means that the counter has wrapped around, or, if that would take
-        more power than is possible, that it was reset.
-
-        Raises:
-            SensorError: The counter was reset, has jumped, or was not read for so long that it may
-                have wrapped around more than once. Later values are then useless.
-        """
-        channel = self._channel
-        if self._last is not None:
-            last_s, last = self._last
-            # One update may add everything that has accumulated since the previous one.
-            possible = channel.limit_w * (time_s - last_s + 2 * (channel.resolution_s or 0))
-            if channel.modulus is not None and possible >= channel.modulus * channel.unit:
-                raise SensorError(
-                    f"the counter was not read for {time_s - last_s:.3g} s, in which it may have"
-                    " wrapped around more than once: raise --power_hz"
-                )
-            grown = count - last
-            if grown < 0 and channel.modulus is not None:
-                grown += channel.modulus
-                self._num_wraps += 1
-            if grown < 0 or grown * channel.unit > possible:
-                raise SensorError(
-                    f"the counter went from {last * channel.unit:.6g} J to"
-                    f" {count * channel.unit:.6g} J: it was reset, maybe with its device or driver"
-                )
-        self._last = time_s, count
-        return (self._num_wraps * (channel.modulus or 0) + count) * channel.unit
+    waited_s, modulus = np.diff(times_s), channel.modulus
+    # One update may add everything that has accumulated since the previous one.
+    possible_j = channel.limit_w * (waited_s + 2 * (channel.resolution_s or 0))
+    is_late = (possible_j >= (modulus or 0) * channel.unit) & (modulus is not None)
+    num_wraps = np.cumsum(np.diff(counts, prepend=counts[:1]) < 0)
+    energies_j = (counts + num_wraps * (modulus or 0)) * channel.unit
+    grown_j = np.diff(energies_j)
+    bad = np.flatnonzero(is_late | (grown_j < 0) | (grown_j > possible_j))
+    if not len(bad):
+        return energies_j, None
+    k = bad[0]
+    before_j, after_j = counts[k : k + 2] * channel.unit
+    error = f"the counter went from {before_j:.6g} J to {after_j:.6g} J: it was reset, maybe with"
+    error += " its device or driver"
+    if is_late[k]:
+        error = f"the counter was not read for {waited_s[k]:.3g} s, in which it may have wrapped"
+        error += " around more than once: raise --power_hz"
+    return energies_j[: k + 1], error
