@@ -94,17 +94,12 @@ def epochs_of_ranks(params: Mapping[str, Any], num_ranks: int) -> int:
 
 
 def remaining_epochs(saved: ScalingPlan, num_ranks: int, epoch: int, step: int) -> int:
-    """Returns the epochs that each of `num_ranks` ranks still trains after a checkpoint.
+    """Returns the epochs that each of other `num_ranks` ranks still trains after a checkpoint.
 
     Ranks that share the epochs share what is left of them, rounded up to whole epochs, where an
     epoch that is not complete counts as the fraction that is left. Otherwise each rank trains the
-    rest, and begins an incomplete epoch anew.
-
-    Args:
-        saved: The plan of the run that wrote the checkpoint.
-        num_ranks: The number of ranks that go on, other than the plan's.
-        epoch: The epochs that are complete.
-        step: The complete steps of the next one.
+    rest, and begins an incomplete epoch anew. The checkpoint was written after so many epochs, and
+    steps of the next one, of the saved plan.
     """
     steps_left = (saved.epochs_per_rank - epoch) * saved.steps_per_epoch - step
     if saved.epochs_scaling in ("strong", "strong_ceil"):
@@ -161,8 +156,7 @@ class ScalingPlan(Plan):
             data_parallel: One of DATA_PARALLEL_LEVELS.
             max_steps: Maximum number of steps in an epoch; 0 means no limit.
             drop_remainder: Whether an epoch omits the samples that do not fill a last batch.
-            epochs_per_rank: The epochs of each rank where a checkpoint of other ranks decides them
-                (see `remaining_epochs`); None: those that follow from `epochs`.
+            epochs_per_rank: Where a checkpoint of other ranks decides it; see `remaining_epochs`.
 
         Raises:
             ParameterError: The ranks would not all take the same number of steps, or a rank would

@@ -205,7 +205,7 @@ def make_engine(name: str, comm: Communicator, *, share_gpus: bool = False) -> E
 
 
 def warn_of_horovod(started: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
-    """Returns a warning if variables of Horovod have no effect; `Engine.start` returned `started`."""
+    """Returns a warning if variables of Horovod have no effect, after `Engine.start`."""
     averaging = started.get("settings", {}).get("averaging", started["backend"])
     why = {
         SERIAL: "a single rank averages no gradients",

@@ -92,10 +92,7 @@ def guard_launcher(stopped_s: float, terminal: str | None = None) -> None:
 
     To be called before MPI starts, which then ends no rank before the watchdog knows which one was
     lost first. Until this rank is connected to the watchdog, a stopped rank of its node ends it.
-
-    Args:
-        stopped_s: How long they may be stopped, in s; infinite: for ever.
-        terminal: The device of the terminal that shows the output; None: none does.
+    They may be stopped for `stopped_s`. The terminal is the device that shows the output.
     """
     global _is_guarded
     os.environ.setdefault(ABORT_DELAY, str(ABORT_DELAY_S))
@@ -194,9 +191,6 @@ class RankAgent:
             and the file descriptors that it keeps open; None: that is not this rank's part.
         terminal: The device of the terminal that shows the output; None: none does.
         warnings: What the user should know.
-
-    Attributes:
-        warnings: What the user should know.
     """
 
     def __init__(
@@ -288,9 +282,8 @@ class RankAgent:
         Ctrl-C is reported as an interruption: libraries through which KeyboardInterrupt propagates
         (TensorFlow, while it traces) raise their own errors instead.
 
-        Args:
-            message: The error, after the name of its class if that says something to the user.
-            traceback: Where it was raised, if it is a bug.
+        The message comes after the name of its class if that says something to the user; a bug has
+        a traceback.
         """
         if self._signals.is_interrupted:
             self.report_interrupt()
@@ -345,13 +338,7 @@ class RankAgent:
 def connect_to_own_server(
     limits: Limits, token: str, memory: memoryview
 ) -> tuple[socket.socket, threading.Thread]:
-    """Starts a server for this rank alone; returns a connection to it, and its thread.
-
-    Args:
-        limits: The limits.
-        token: The secret with which a connection begins.
-        memory: Where this rank counts its progress; int64, shape (3,).
-    """
+    """Starts a server for this rank alone; returns a connection to it, and its thread."""
     near, far = socket.socketpair()
     server = WatchdogServer(1, limits, token, counter=memory)
     server.add(far)

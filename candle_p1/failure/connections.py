@@ -46,23 +46,14 @@ TCP_INFO_BYTES = LAST_ACK_RECV + 4
 
 @dataclass(eq=False)
 class Peer:
-    """A connection to a rank.
-
-    Attributes:
-        connection: The socket.
-        since_s: Since when there is the connection, by time.monotonic.
-        is_known: Whether it has said hello; it is a stranger until then.
-        closed: Whether the connection is closed.
-        is_told: Whether it was told to end.
-        probed_s: When something was sent to it, since it was heard; None: nothing was.
-    """
+    """A connection to a rank; moments are by time.monotonic."""
 
     connection: socket.socket
     since_s: float
-    is_known: bool = False
+    is_known: bool = False  # it has said hello; it is a stranger until then
     closed: bool = False
-    is_told: bool = False
-    probed_s: float | None = None
+    is_told: bool = False  # to end
+    probed_s: float | None = None  # when something was sent to it, since it was heard
     _has_token: bool = False
     _begin: bytes = b""
     _inbox: Inbox = field(default_factory=Inbox)

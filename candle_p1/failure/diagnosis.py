@@ -43,11 +43,7 @@ mistaken for a consequence costs a moment, in which the server looks for a cause
 
 
 def may_have_lost_peer(message: str) -> bool:
-    """Whether an error may be the consequence of another rank's end.
-
-    Args:
-        message: Its message, after the name of its class.
-    """
+    """Whether an error, by its class and message, may be the consequence of another rank's end."""
     text = message.lower()
     return any(sign.lower() in text for sign in LOST_PEER)
 
@@ -59,26 +55,15 @@ def has_stalled(message: str) -> bool:
 
 @dataclass
 class Diagnosis:
-    """How a run ended.
-
-    Attributes:
-        status: "failed" or "interrupted".
-        reason: Why.
-        failed_rank: The rank that is to blame; None: none, or it is not known which.
-        reporter: The rank that has reported it, or the failed one.
-    """
+    """How a run ended, "failed" or "interrupted", and why."""
 
     status: str
     reason: str
-    failed_rank: RankState | None
-    reporter: RankState
+    failed_rank: RankState | None  # that is to blame; None: none, or it is not known which
+    reporter: RankState  # that has reported it, or the failed one
 
     def failure(self, steps: Iterable[int]) -> Failure:
-        """Returns what the record says.
-
-        Args:
-            steps: The training steps that ranks have begun.
-        """
+        """Returns what the record says; the steps are those that ranks have begun."""
         from candle_p1.records.types import Failure  # takes too long for the server's start
 
         rank, error = self.failed_rank, self.reporter.error or {}
@@ -136,9 +121,7 @@ def count_oom_kills() -> int | None:
 class Diagnostician:
     """Finds out which rank is to blame, on the server's host.
 
-    Args:
-        host: The name of this host.
-        save_s: How long the run may take to save and end after a signal.
+    A run may take `save_s` to save and end after a signal.
     """
 
     def __init__(self, host: str, save_s: float) -> None:

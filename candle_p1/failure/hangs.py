@@ -33,12 +33,9 @@ STOPPED, HALTED = "T", "t"
 
 
 class HangDetector:
-    """Looks at the ranks again and again.
+    """Looks at the ranks, of which `num_ranks` are expected, again and again.
 
-    Args:
-        limits: The limits.
-        host: The name of this host, whose processes can be looked at.
-        num_ranks: The number of ranks to expect.
+    The processes of this host can be looked at.
     """
 
     def __init__(self, limits: Limits, host: str, num_ranks: int) -> None:

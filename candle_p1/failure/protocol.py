@@ -71,22 +71,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a rank connects.
-
-    Attributes:
-        addresses: Those to try.
-        port: The port.
-        token: The secret with which a connection begins.
-        host, pid: The server's host and process.
-        silent_s: How long the connection may be without an answer, in s.
-    """
+    """Where a rank connects."""
 
     addresses: list[str] = field(default_factory=list)
     port: int = 0
-    token: str = ""
-    host: str = ""
+    token: str = ""  # the secret with which a connection begins
+    host: str = ""  # of the server, as is the process
     pid: int = 0
-    silent_s: float = Limits.silent_s
+    silent_s: float = Limits.silent_s  # how long the connection may be without an answer
 
     def __str__(self) -> str:
         return f"the watchdog (host {self.host}, pid {self.pid})"
@@ -129,11 +121,9 @@ class Inbox:
 
 
 def expect_answers(connection: socket.socket, limit_s: float) -> None:
-    """Makes the kernel end a connection whose other end has not answered for so long.
+    """Makes the kernel end a TCP connection whose other end has not answered for so long.
 
-    Args:
-        connection: A TCP connection.
-        limit_s: The time in s; infinite: as long as the kernel likes.
+    If the limit is infinite, it takes as long as the kernel likes.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -187,11 +177,7 @@ def _is_number(address: str) -> bool:
 
 
 def greet(connection: socket.socket, token: str, hello: Message, limit_s: float = LIMIT_S) -> None:
-    """Says hello, and waits for the welcome.
-
-    Raises:
-        OSError: There is none.
-    """
+    """Says hello, and waits for the welcome; raises OSError if there is none."""
     connection.settimeout(limit_s)
     connection.sendall(f"{token}\n".encode() + encode(hello=hello))
     if connection.recv(len(WELCOME), socket.MSG_WAITALL) != WELCOME:

@@ -26,14 +26,9 @@ LOOK_S = 0.5
 
 
 class _RankLog:
-    """The log of this process.
+    """The log of this process, or OSError if there is no memory for it.
 
-    Args:
-        path: Its file.
-        screen: Where output goes if the file cannot be opened: a file descriptor.
-
-    Raises:
-        OSError: There is no memory for it.
+    If its file cannot be opened, output goes to another file descriptor, the screen.
     """
 
     def __init__(self, path: Path, screen: int) -> None:

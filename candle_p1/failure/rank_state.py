@@ -21,67 +21,37 @@ REPEAT_S = 2.0
 
 @dataclass(frozen=True)
 class ProcessFault:
-    """What has happened to the launcher, to a rank, or to all ranks.
+    """What has happened to the launcher, to a rank, or to all ranks."""
 
-    Attributes:
-        what: "died", "was stopped …" or the like.
-        launcher: The process id of the launcher to which it has happened; 0: to the rank for which
-            this is noted.
-        is_common: Whether no rank is to blame.
-    """
-
-    what: str
-    launcher: int = 0
-    is_common: bool = False
+    what: str  # "died", "was stopped …" or the like
+    launcher: int = 0  # the process id, if it has happened to that
+    is_common: bool = False  # no rank is to blame
 
 
 @dataclass(eq=False)
 class RankState:
-    """A rank that has said hello, and what it has reported.
-
-    Attributes:
-        rank: Its number.
-        host: Its host.
-        pid: Its process.
-        peer: Its connection; None: it died before it had one.
-        heard_s: When it was last heard, by time.monotonic.
-        silent_s: How long it was not heard while others were.
-        idle_s: How long it has not advanced while all ranks were heard.
-        phase: The phase that it has entered last.
-        progress: How far it has come.
-        can_save: Whether it saves and ends by itself after SIGUSR1 and SIGUSR2.
-        signal: The signal that ends it.
-        save_signal: The signal after which it saves.
-        save_signalled_s: When that came, by time.monotonic.
-        error: What it has reported of its error: message, traceback, lost_peer, stalled.
-        fault: What it has reported of the launcher, or what was found out about it.
-        record: The path of the record, if it has told it.
-        ends_itself: Whether it has said so with its last word.
-        closed: Why its connection has ended: "gone" or "unreachable"; None: it has not.
-        closed_s: When that was, by time.monotonic.
-        said_bye: Whether its run is over.
-    """
+    """A rank that has said hello, and what it has reported; moments are by time.monotonic."""
 
     rank: int
     host: str
     pid: int
-    peer: Peer | None = None
-    heard_s: float = 0.0
-    silent_s: float = 0.0
-    idle_s: float = 0.0
-    phase: str | None = None
+    peer: Peer | None = None  # None: it died before it had a connection
+    heard_s: float = 0.0  # when it was last heard
+    silent_s: float = 0.0  # how long it was not heard while others were
+    idle_s: float = 0.0  # how long it has not advanced while all ranks were heard
+    phase: str | None = None  # that it has entered last
     progress: ProgressCounters = ProgressCounters()  # noqa: RUF009, it is a tuple
-    can_save: bool = False
-    signal: int | None = None
-    save_signal: int | None = None
+    can_save: bool = False  # it saves and ends by itself after SIGUSR1 and SIGUSR2
+    signal: int | None = None  # that ends it
+    save_signal: int | None = None  # after which it saves
     save_signalled_s: float = 0.0
-    error: dict[str, Any] | None = None
-    fault: ProcessFault | None = None
+    error: dict[str, Any] | None = None  # message, traceback, lost_peer, stalled
+    fault: ProcessFault | None = None  # of the launcher, or what was found out about this rank
     record: Path | None = None
-    ends_itself: bool = False
-    closed: str | None = None
+    ends_itself: bool = False  # it has said so with its last word
+    closed: str | None = None  # why its connection has ended: "gone" or "unreachable"
     closed_s: float = inf
-    said_bye: bool = False
+    said_bye: bool = False  # its run is over
 
     @classmethod
     def from_hello(cls, hello: Message, peer: Peer) -> RankState:

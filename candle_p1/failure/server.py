@@ -88,7 +88,7 @@ class WatchdogServer:
 
     Args:
         num_ranks: The number of ranks to expect.
-        limits: The limits.
+        limits: How long what may last.
         token: The secret with which a connection must begin.
         listener: A listening socket; None: a connection is added.
         starter: The process id of rank 0 if it started this process, else 0.

@@ -37,11 +37,7 @@ class RunSignals:
         self.is_interrupted = False
 
     def catch(self, wakeup_fd: int) -> None:
-        """Begins to handle signals; for the main thread.
-
-        Args:
-            wakeup_fd: Where Python's C-level handler writes their numbers.
-        """
+        """Begins to handle signals, whose numbers Python writes to a file; for the main thread."""
         self._old_wakeup_fd = signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, *SAVE_SIGNALS):
             handler = signal.getsignal(number)

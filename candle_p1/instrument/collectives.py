@@ -38,12 +38,10 @@ class CallTotals:
 
 @dataclass
 class CommunicationLog:
-    """The communication of one rank.
+    """The communication of one rank: by library and operation, such as ("mpi", "allgather").
 
-    Attributes:
-        by_name: By library and name of the operation, such as ("mpi", "allgather").
-        by_size: By library and the binary logarithm of a message's bytes, rounded down; messages
-            without bytes are left out.
+    `by_size` is by library and the binary logarithm of a message's bytes, rounded down; messages
+    without bytes are left out.
     """
 
     by_name: dict[tuple[str, str], CallTotals] = field(default_factory=dict)

@@ -98,14 +98,10 @@ def summarize_epoch(
     metrics: Mapping[str, float | None],
     segment: int | None = None,
 ) -> EpochRecord:
-    """Returns an epoch as a run record holds it.
+    """Returns an epoch, by its number from 1, as a run record holds it.
 
-    Args:
-        epoch: Its number, from 1.
-        of_ranks: What `Epoch.summarize` returned on each rank. A first step, in which the framework
-            compiles, is reported separately.
-        metrics: The metrics over all ranks, by name.
-        segment: The segment of a continued run that ended it, from 1; None: the run has only one.
+    `of_ranks` is what `Epoch.summarize` returned on each rank. The segment is that of a continued
+    run that ended it, from 1; None: the run has only one.
     """
     ranks = EpochSummary(*np.array(of_ranks).T)
     facts: dict[str, Any] = {} if segment is None else {"segment": segment}
@@ -139,11 +135,8 @@ def efficiencies(useful_s: Sequence[float], runtime_s: float) -> Efficiency:
 
     They are defined as by POP, "Standard Metrics for Performance Analysis",
     https://pop-coe.eu/node/69. The last is mean(useful) / runtime, the product of the other two.
-
-    Args:
-        useful_s: The time of each rank outside collectives, in s. An allreduce that
-            back-propagation hides does not count as one.
-        runtime_s: The total time, in s.
+    The useful time of a rank is that outside collectives; an allreduce that back-propagation hides
+    does not count as one.
     """
     mean_s, longest_s = sum(useful_s) / len(useful_s), max(useful_s)
     return Efficiency(

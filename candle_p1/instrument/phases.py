@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isnan
 from typing import Any
 
 from candle_p1.instrument import usage
@@ -175,9 +176,8 @@ def summarize_phases(
 ) -> dict[str, PhaseTimes]:
     """Returns the phases as a run record holds them, in the order in which they began.
 
-    Args:
-        per_rank: The phases of each rank. A phase that a rank did not enter counts as 0 s there.
-        starts: When the run began, by the clock of each rank.
+    A phase that a rank did not enter counts as 0 s there. By each rank's clock, the run began at
+    one of `starts`.
     """
     begins = {path: phase.begin_s for phases in per_rank for path, phase in phases.items()}
     paths = sorted(begins, key=lambda path: begins[path])
@@ -220,7 +220,7 @@ def _summarize(
 def _summarize_usage(phases: Sequence[Phase | None]) -> PhaseUsage:
     used = [phase.usage if phase else None for phase in phases]
     sections: dict[str, Any] = {}
-    if all(each.read_bytes >= 0 for each in used if each):
+    if not any(isnan(each.read_bytes) for each in used if each):
         sections["read"] = Bytes.over([each.read_bytes if each else None for each in used])
     if all(phase.pss_bytes is not None for phase in phases if phase):
         sections["pss"] = Bytes.over([phase.pss_bytes if phase else None for phase in phases])

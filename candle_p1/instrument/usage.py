@@ -6,6 +6,8 @@ import os
 import resource
 import time
 from contextlib import suppress
+from math import nan
+from operator import add, sub
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +27,7 @@ class Usage(NamedTuple):
         num_minor_faults: Page faults that needed no I/O.
         num_major_faults: Page faults that needed I/O.
         read_bytes: Bytes read through system calls, including those from the kernel's page cache;
-            -1 if the kernel does not count them.
+            NaN if the kernel does not count them.
     """
 
     cpu_s: float
@@ -33,34 +35,24 @@ class Usage(NamedTuple):
     num_involuntary_switches: int
     num_minor_faults: int
     num_major_faults: int
-    read_bytes: int
+    read_bytes: float
 
     @classmethod
     def now(cls) -> Usage:
         """Returns the counts so far."""
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        return cls(
-            used.ru_utime + used.ru_stime,
-            used.ru_nvcsw,
-            used.ru_nivcsw,
-            used.ru_minflt,
-            used.ru_majflt,
-            _read_bytes(),
-        )
+        used, read_bytes = resource.getrusage(resource.RUSAGE_SELF), nan
+        with suppress(SensorError):
+            read_bytes = int(read_line(PROC / "io").split()[1])  # the first line is "rchar: N"
+        cpu_s, switches = used.ru_utime + used.ru_stime, (used.ru_nvcsw, used.ru_nivcsw)
+        return cls(cpu_s, *switches, used.ru_minflt, used.ru_majflt, read_bytes)
 
     def since(self, earlier: Usage) -> Usage:
         """Returns what was used since an earlier time."""
-        return self._combine(earlier, -1)
+        return Usage(*map(sub, self, earlier))
 
     def plus(self, other: Usage) -> Usage:
         """Returns the sum of two usages."""
-        return self._combine(other, 1)
-
-    def _combine(self, other: Usage, sign: int) -> Usage:
-        combined = [one + sign * another for one, another in zip(self, other, strict=True)]
-        if self.read_bytes < 0:
-            combined[-1] = -1
-        return Usage(combined[0], *(int(count) for count in combined[1:]))
+        return Usage(*map(add, self, other))
 
 
 def process_age_s(at_s: float) -> float | None:
@@ -108,10 +100,3 @@ def memory_bytes(smaps_rollup: str) -> int:
     if "Pss_Anon" in kib:
         return (kib["Pss_Anon"] + kib["Pss_Shmem"]) * 1024
     return kib["Pss"] * 1024
-
-
-def _read_bytes() -> int:
-    try:
-        return int(read_line(PROC / "io").split()[1])  # the first line is "rchar: N"
-    except SensorError:
-        return -1

@@ -40,10 +40,8 @@ def package_versions() -> dict[str, str]:
     """Returns the versions of the installed packages among PACKAGES, from their metadata."""
     versions = {}
     for name in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return versions
 
 
@@ -141,15 +139,10 @@ def source_commit() -> dict[str, Any] | None:
             return commit_of_copy
         return None
     try:
-        git = ["git", "-C", str(root)]
-        commit = _output([*git, "rev-parse", "HEAD"])
-        modified = _output([*git, "status", "--porcelain", "--untracked-files=no"])
+        git, quiet = ["git", "-C", str(root)], {"stderr": subprocess.DEVNULL, "timeout": 10}
+        commit = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True, **quiet)
+        status = [*git, "status", "--porcelain", "--untracked-files=no"]
+        modified = subprocess.check_output(status, text=True, **quiet)
     except (OSError, subprocess.SubprocessError):
         return None
-    return {"commit": commit, "modified": bool(modified)}
-
-
-def _output(command: list[str]) -> str:
-    return subprocess.run(
-        command, check=True, capture_output=True, text=True, timeout=10
-    ).stdout.strip()
+    return {"commit": commit.strip(), "modified": bool(modified.strip())}

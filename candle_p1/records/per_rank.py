@@ -100,14 +100,12 @@ def _walk(place: str, item: object) -> Iterator[tuple[str, NDArray[np.float64]]]
     """Yields the paths and raw values of the statistics below an item of a record."""
     if isinstance(item, RankStats) and item.values is not None:
         yield place, item.values
-    children: Iterable[tuple[str, object]]
+    children: Iterable[tuple[object, object]] = ()
     if isinstance(item, Section):
         children = item
     elif isinstance(item, dict):
         children = item.items()
     elif isinstance(item, list):
-        children = ((str(i), child) for i, child in enumerate(item))
-    else:
-        return
+        children = enumerate(item)
     for name, child in children:
-        yield from _walk(f"{place}.{name}" if place else name, child)
+        yield from _walk(f"{place}.{name}" if place else str(name), child)

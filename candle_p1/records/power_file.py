@@ -5,28 +5,20 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable
+from operator import attrgetter
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from candle_p1.errors import DataError
 from candle_p1.files import read_regular_bytes, write_atomically
 from candle_p1.records.power_trace import Channel, Trace
-from candle_p1.records.types import PowerDomain
+from candle_p1.records.types import PowerDomain, PowerReading
 from candle_p1.text import printable
 
-COLUMNS = (
-    "time_s",
-    "node",
-    "device",
-    "label",
-    "domain",
-    "source",
-    "reading",
-    "resolution_s",
-    "value",
-)
+OF_CHANNEL = ("device", "label", "domain", "source", "reading", "resolution_s")
+COLUMNS = ("time_s", "node", *OF_CHANNEL, "value")
 """The value of an energy counter is in J, from an arbitrary origin; that of power is in W."""
 
 MAX_FILE_BYTES, MAX_NUMBER = 2**30, 1e15
@@ -43,21 +35,12 @@ def write_traces(path: Path, traces: Iterable[Trace], node: int, start_s: float)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
+    of_channel = attrgetter(*OF_CHANNEL)
     for trace in traces:
-        channel = trace.channel
-        resolution = "" if channel.resolution_s is None else repr(channel.resolution_s)
-        facts = (
-            node,
-            channel.device,
-            channel.label,
-            channel.domain,
-            channel.source,
-            channel.reading,
-            resolution,
-        )
+        facts = node, *of_channel(trace.channel)  # csv writes None as nothing, and floats exactly
         times_s = (trace.times_s - start_s).tolist()
         writer.writerows(
-            (repr(time_s), *facts, repr(value))
+            (time_s, *facts, value)
             for time_s, value in zip(times_s, trace.values.tolist(), strict=True)
         )
     write_atomically(path, text.getvalue())
@@ -106,19 +89,11 @@ def read_traces(path: Path) -> list[Trace]:
 
 
 def _channel(row: dict[str, str]) -> Channel:
-    domain, reading = row["domain"], row["reading"]
-    if domain not in get_args(PowerDomain):
-        raise ValueError(f"domain {domain!r} is not one of {', '.join(get_args(PowerDomain))}")
-    if reading not in ("energy", "power"):
-        raise ValueError(f"reading {reading!r} is neither energy nor power")
+    for name, known in (("domain", get_args(PowerDomain)), ("reading", get_args(PowerReading))):
+        if row[name] not in known:
+            raise ValueError(f"{name} {row[name]!r} is not one of {', '.join(known)}")
     resolution_s = float(row["resolution_s"]) if row["resolution_s"] else None
     if resolution_s is not None and not 0 <= resolution_s <= MAX_NUMBER:
         raise ValueError(f"resolution_s {row['resolution_s']} is not possible")
-    return Channel(
-        printable(row["device"]),
-        printable(row["label"]),
-        domain,  # type: ignore[arg-type]
-        printable(row["source"]),
-        reading,  # type: ignore[arg-type]
-        resolution_s=resolution_s,
-    )
+    names: Any = {name: printable(row[name]) for name in OF_CHANNEL[:-1]}
+    return Channel(**names, resolution_s=resolution_s)

@@ -32,37 +32,25 @@ USUAL_RESOLUTION_S = 0.1
 
 @dataclass(frozen=True)
 class Channel:
-    """One sensor of one device.
+    """One sensor of one device; see also `candle_p1.records.types.DeviceGroup`.
 
-    Attributes:
-        device: The device, unique on its host: "gpu:GPU-5f3c...", "package-0", "dram-0", "node".
-        label: The device's name in reports.
-        domain: The kind of device; a node's sensor includes all others of that node, a module's
-            a processor, its memory and a GPU.
-        source: The name of the source that reads it.
-        reading: "energy" for a counter that only grows, or "power" for the current power.
-        unit: The size of one count: in J for an energy counter, in W for power.
-        modulus: The value at which a counter wraps around to 0; None if it does not.
-        limit_w: A mean power that the device cannot reach. It distinguishes a counter that has
-            wrapped around from one that was reset.
-        resolution_s: The sensor's update interval, or the time over which it averages; None if that
-            is unknown.
+    A node's sensor includes all others of that node, a module's a processor, its memory and a GPU.
     """
 
     device: str
+    """Unique on its host: "gpu:GPU-5f3c...", "package-0", "dram-0", "node"."""
     label: str
+    """The device's name in reports."""
     domain: PowerDomain
     source: str
     reading: PowerReading
     unit: float = 1.0
+    """The size of one count: in J for an energy counter, in W for power."""
     modulus: int | None = None
+    """The value at which a counter wraps around to 0; None if it does not."""
     limit_w: float = inf
+    """A mean power that the device cannot reach."""
     resolution_s: float | None = None
-
-    @property
-    def is_simulated(self) -> bool:
-        """Whether the readings are replayed."""
-        return self.source.startswith(REPLAYED)
 
     @property
     def sensor(self) -> str:
@@ -110,14 +98,10 @@ def add(intervals: Sequence[Energy]) -> Energy:
 
 @dataclass(frozen=True)
 class Trace:
-    """The readings of one channel.
+    """The readings of one channel, which should be `interval_s` apart.
 
-    Attributes:
-        channel: The channel.
-        times_s: The times of the samples, ascending.
-        values: For an energy counter, J, ascending; for power, W.
-        interval_s: The intended time between two samples.
-        ended: If the sensor failed, why there are no further samples.
+    The times ascend, as do the values of an energy counter, in J; those of power are in W. If the
+    sensor failed, `ended` says why there are no further ones.
     """
 
     channel: Channel
@@ -149,7 +133,7 @@ class Trace:
         )
         unseen = self._unseen_s(begin_s, end_s) > MAX_UNSEEN * duration_s
         kind: EnergyKind = "estimated" if few or unseen else "measured"
-        if self.channel.is_simulated:
+        if self.channel.source != self.channel.sensor:
             kind = "simulated"
         return Energy(kind, duration_s, energy_j, num_samples, few)
 

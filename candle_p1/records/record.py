@@ -86,17 +86,10 @@ def end_record(
     known: RunRecord | None = None,
     **measured: Any,
 ) -> RunRecord:
-    """Ends a record file that still says "running"; leaves any other as it is.
+    """Ends a record file that still says "running", and leaves any other; returns it as it is then.
 
-    Args:
-        path: The file.
-        status: How the run has ended.
-        failure: Why it has failed; None: it has not.
-        known: The record of the run that is "running", in case the file is missing or damaged.
-        measured: Sections of the record; none: what the run has measured so far.
-
-    Returns:
-        The record as it is then.
+    A record that is known to be "running" is taken where the file is missing or damaged. Without
+    measured sections, what the run has measured so far is taken.
 
     Raises:
         RecordError: The file is not a record, and none is known; or a section is not valid.
@@ -231,11 +224,9 @@ def _remove_so_far(path: Path) -> None:
 
 
 def _plausible(value: Any, place: tuple[Any, ...] = ()) -> Any:
-    """Returns a value of a record with printable text.
+    """Returns a value from JSON with printable text.
 
-    Args:
-        value: From JSON.
-        place: Its key, after the place of what contains it: (((), "phases"), "load").
+    Its place is its key, after the place of what contains it: (((), "phases"), "load").
 
     Raises:
         ValueError: A number is none, or is larger than anything that is measured; a time or an

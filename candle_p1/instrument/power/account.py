@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +63,11 @@ def measure_node(
     absent: Mapping[str, str],
     trace: str,
 ) -> NodeEnergy:
-    """Returns what a node measured in a run.
+    """Returns what a node measured in a run; its sampler is stopped.
 
-    Args:
-        sampler: The node's sampler, stopped.
-        intervals: The phases of the rank that samples; a phase entered twice appears twice. The
-            total covers the time from the first begin to the last end, as far as it was sampled.
-        node: Its number.
-        absent: Sources that are not available, and why.
-        trace: The name of the file for the samples.
+    The intervals are the phases of the rank that samples; a phase entered twice appears twice. The
+    total covers the time from the first begin to the last end, as far as it was sampled. The trace
+    is the name of the file for the samples.
     """
     begin_s = max(min(begin for _, begin, _ in intervals), sampler.start_s)
     end_s = min(max(end for _, _, end in intervals), sampler.stop_s)
@@ -120,20 +117,22 @@ def combine(nodes: Sequence[NodeEnergy]) -> records.JobEnergy:
     shown as a total. The nodes are in order of their numbers.
     """
     devices = [device for node in nodes for device in node.devices]
-    counted, absent = _counted(devices), _absent_sources(nodes)
+    counted = _counted(devices)
+    lacking: dict[tuple[str, str], list[int]] = {}
+    for node in nodes:
+        for source_and_reason in node.absent.items():
+            lacking.setdefault(source_and_reason, []).append(node.node)
     reason = _why_uneven(nodes, counted)
     if not counted:
-        reasons = [f"{each.source}: {each.reason}" for each in absent]
-        reason = "; ".join(reasons) or "no source was read"
+        reason = "; ".join(map(": ".join, lacking)) or "no source was read"
     total = _total([(each, each.total) for each in counted], reason)
     if "energy_j" in total:
         total["total_j"] = total.pop("energy_j")
         total["total_s"] = max(each.total.duration_s for each in counted)
-    names = dict.fromkeys(name for each in counted for name in each.phases)
-    phases = {
-        name: [(each, each.phases[name]) for each in counted if name in each.phases]
-        for name in names
-    }
+    phases: dict[str, list[tuple[DeviceEnergy, Energy]]] = {}
+    for each in counted:
+        for name, energy in each.phases.items():
+            phases.setdefault(name, []).append((each, energy))
     return records.JobEnergy(
         **total,
         covers=sorted({each.channel.domain for each in counted}),
@@ -141,7 +140,10 @@ def combine(nodes: Sequence[NodeEnergy]) -> records.JobEnergy:
             name: records.EnergyTotal(**_total(parts, reason)) for name, parts in phases.items()
         },
         devices=_groups(devices, set(counted)),
-        absent=absent,
+        absent=[
+            records.AbsentSource(source=source, reason=why, nodes=numbers)
+            for (source, why), numbers in lacking.items()
+        ],
         power_hz=nodes[0].power_hz,
         notes=[f"node {node.node}: {note}" for node in nodes for note in node.notes],
         traces=[node.trace for node in nodes if node.trace],
@@ -205,34 +207,17 @@ def _total(parts: Sequence[tuple[DeviceEnergy, Energy]], uneven: str | None) -> 
     return sums | ({"few_samples": True} if few else {})
 
 
-def _absent_sources(nodes: Sequence[NodeEnergy]) -> list[records.AbsentSource]:
-    found: dict[tuple[str, str], list[int]] = {}
-    for node in nodes:
-        for source, reason in node.absent.items():
-            found.setdefault((source, reason), []).append(node.node)
-    return [
-        records.AbsentSource(source=source, reason=reason, nodes=numbers)
-        for (source, reason), numbers in found.items()
-    ]
-
-
 def _groups(
     devices: Sequence[DeviceEnergy], counted: set[DeviceEnergy]
 ) -> list[records.DeviceGroup]:
     """Returns the devices of all nodes, grouped by kind: a job may have thousands of GPUs."""
+    names = ("label", "domain", "source", "reading", "resolution_s")
     alike: dict[tuple[Any, ...], list[DeviceEnergy]] = {}
     for each in devices:
-        channel = each.channel
-        key = (channel.label, channel.domain, channel.source, channel.reading, channel.resolution_s)
-        alike.setdefault((*key, each in counted), []).append(each)
+        alike.setdefault((*attrgetter(*names)(each.channel), each in counted), []).append(each)
     return [
         records.DeviceGroup(
-            label=label,
-            domain=domain,
-            source=source,
-            reading=reading,
-            resolution_s=resolution_s,
-            counted=is_counted,
+            **dict(zip((*names, "counted"), key, strict=True)),
             num_devices=len(group),
             nodes=(group[0].node, group[-1].node),
             phases={
@@ -242,7 +227,7 @@ def _groups(
             },
             **_energies([each.total for each in group]),
         )
-        for (label, domain, source, reading, resolution_s, is_counted), group in alike.items()
+        for key, group in alike.items()
     ]
 
 

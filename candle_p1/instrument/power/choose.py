@@ -33,14 +33,10 @@ class OpenedSources:
 
 
 def check_names(names: str) -> list[str]:
-    """Returns the names in a value of ``--power``.
+    """Returns the names in a value of ``--power``, or raises ParameterError.
 
-    Args:
-        names: "auto" for all sensors that are available, "none", or a comma-separated list of
-            sensors and of recordings, "replay:FILE".
-
-    Raises:
-        ParameterError: A name is unknown, or cannot be combined with others.
+    It is "auto" for all sensors that are available, "none", or a comma-separated list of sensors
+    and of recordings, "replay:FILE".
     """
     found = [name.strip() for name in names.split(",")]
     for name in found:

@@ -43,30 +43,23 @@ class CraySource(PowerSource):
             scan_hz = float(read_line(root / "raw_scan_hz").split()[0])
         except (SensorError, ValueError, IndexError):
             scan_hz = USUAL_SCAN_HZ
-        parts: list[tuple[str, str, str, PowerDomain]] = [
-            ("", "node", "node", "node"),
-            ("cpu_", "cpu", "processors", "cpu"),
-            ("memory_", "memory", "memory", "memory"),
+        parts: list[tuple[str, str, PowerDomain]] = [
+            ("node", "node", "node"),
+            ("cpu", "processors", "cpu"),
+            ("memory", "memory", "memory"),
         ]
         for file in sorted(root.glob("accel*_energy")):
             part = file.name.removesuffix("_energy")
-            parts.append((f"{part}_", part, f"accelerator {part.removeprefix('accel')}", "gpu"))
+            parts.append((part, f"accelerator {part.removeprefix('accel')}", "gpu"))
         self._files: dict[Channel, str] = {}
-        for prefix, device, label, domain in parts:
-            readings: tuple[PowerReading, ...] = ("energy", "power")
+        readings: tuple[PowerReading, ...] = ("energy", "power")
+        facts = {"limit_w": LIMIT_W, "resolution_s": 1 / scan_hz}
+        for device, label, domain in parts:
+            prefix = "" if device == "node" else f"{device}_"
             reading = next((r for r in readings if (root / f"{prefix}{r}").exists()), None)
-            if reading is None:
-                continue
-            channel = Channel(
-                device,
-                label.strip(),
-                domain,
-                self.name,
-                reading,
-                limit_w=LIMIT_W,
-                resolution_s=1 / scan_hz,
-            )
-            self._files[channel] = str(root / f"{prefix}{reading}")
+            if reading is not None:
+                channel = Channel(device, label, domain, self.name, reading, **facts)
+                self._files[channel] = str(root / f"{prefix}{reading}")
         if not self._files:
             raise SensorError(f"{root} has no energy or power counters")
         for channel in self._files:

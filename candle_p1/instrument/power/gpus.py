@@ -33,11 +33,9 @@ def visible_here() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class JobGpus:
-    """What is known about the GPUs of a job's ranks on one node.
+    """`visible_here` of each rank of a node, by local rank.
 
-    Attributes:
-        ranks: `visible_here` of each rank of the node, by local rank.
-        positions: The GPUs to use among those that a rank sees, as given by ``--gpus``; None: all.
+    The positions are of the GPUs to use among those that a rank sees, as given by ``--gpus``.
     """
 
     ranks: Sequence[Mapping[str, str]] = ({},)
@@ -48,11 +46,8 @@ class JobGpus:
     ) -> list[int]:
         """Returns the indices in `uuids` of the GPUs that the ranks compute on.
 
-        Args:
-            uuids: All GPUs of the node that this user may use, in the order of their buses; "" is
-                one that is lost.
-            models: The names of their models.
-            variables: Which variables say what a rank sees: NVIDIA or AMD.
+        These are all GPUs of the node that this user may use, in the order of their buses; "" is
+        one that is lost. The variables, NVIDIA or AMD, say what a rank sees.
 
         Raises:
             SensorError: The environment names a MIG instance, or numbers whose order is unknown.
