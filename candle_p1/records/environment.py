@@ -139,10 +139,11 @@ def source_commit() -> dict[str, Any] | None:
             return commit_of_copy
         return None
     try:
-        git, quiet = ["git", "-C", str(root)], {"stderr": subprocess.DEVNULL, "timeout": 10}
-        commit = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True, **quiet)
+        git = ["git", "-C", str(root)]
+        quiet: dict[str, Any] = {"stderr": subprocess.DEVNULL, "text": True, "timeout": 10}
+        commit = subprocess.check_output([*git, "rev-parse", "HEAD"], **quiet)
         status = [*git, "status", "--porcelain", "--untracked-files=no"]
-        modified = subprocess.check_output(status, text=True, **quiet)
+        modified = subprocess.check_output(status, **quiet)
     except (OSError, subprocess.SubprocessError):
         return None
     return {"commit": commit.strip(), "modified": bool(modified.strip())}

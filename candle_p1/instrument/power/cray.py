@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from itertools import repeat
 from math import nan
 from pathlib import Path
+from typing import Any
 
 from candle_p1.instrument.power.source import PowerSource, SensorError, read_line
 from candle_p1.records.power_trace import Channel
@@ -53,7 +54,7 @@ class CraySource(PowerSource):
             parts.append((part, f"accelerator {part.removeprefix('accel')}", "gpu"))
         self._files: dict[Channel, str] = {}
         readings: tuple[PowerReading, ...] = ("energy", "power")
-        facts = {"limit_w": LIMIT_W, "resolution_s": 1 / scan_hz}
+        facts: dict[str, Any] = {"limit_w": LIMIT_W, "resolution_s": 1 / scan_hz}
         for device, label, domain in parts:
             prefix = "" if device == "node" else f"{device}_"
             reading = next((r for r in readings if (root / f"{prefix}{r}").exists()), None)
