@@ -59,9 +59,6 @@ def choose_backend(engine: str = AUTO) -> str:
     (~/.keras/keras.json) does not count: Keras writes it when it is first imported, so that what it
     says need not be the choice of anyone.
 
-    Args:
-        engine: What averages gradients: "horovod", "jax" or "auto".
-
     Raises:
         SetupError: KERAS_BACKEND, or a Keras that is already imported, contradicts the engine or
             each other, or KERAS_BACKEND names another backend; or it cannot be imported by this

@@ -51,27 +51,17 @@ class Communicator(ABC):
 
     All methods are collective, which means that all ranks must call them, in the same order. The
     exceptions are `send` and `receive` with their forms for bytes, which the two ranks of a message
-    call, and `abort`, which any rank may call.
-
-    Attributes:
-        rank: This rank, from 0.
-        size: The number of ranks.
-        node: This rank's node, from 0.
-        num_nodes: The number of nodes.
-        local_rank: This rank within its node, from 0.
-        local_size: The number of ranks on this node.
-        local: A communicator of the ranks on this node.
-        start_s: How long MPI took to start, in s; 0 if it was not started.
+    call, and `abort`, which any rank may call. Ranks and nodes are numbered from 0.
     """
 
     rank: int
     size: int
     node: int
     num_nodes: int
-    local_rank: int
+    local_rank: int  # this rank within its node
     local_size: int
-    local: Communicator
-    start_s = 0.0
+    local: Communicator  # the ranks on this node
+    start_s = 0.0  # how long MPI took to start
 
     @abstractmethod
     def barrier(self) -> None:
@@ -180,11 +170,9 @@ class Communicator(ABC):
     def share_between_nodes(self, array: NDArray[Any], bounds: Sequence[tuple[int, int]]) -> None:
         """Completes, in place, an array of which each node holds one range; collective.
 
-        The ranks with local_rank 0 communicate; the others return at once.
-
-        Args:
-            array: C-contiguous and one-dimensional, with the same shape and dtype on all nodes.
-            bounds: Each node's first element and the one after its last, in ascending order.
+        The ranks with local_rank 0 communicate; the others return at once. The array is
+        C-contiguous and one-dimensional, with the same shape and dtype on all nodes. The bounds,
+        which ascend, are each node's first element and the one after its last.
         """
 
     @abstractmethod
@@ -263,10 +251,9 @@ class SerialCommunicator(Communicator):
 
 
 class MpiCommunicator(Communicator):
-    """The ranks that an MPI launcher started. Ranks that can share memory are on the same node.
+    """The ranks that an MPI launcher started, or an ``MPI.Comm`` of some of them on one node.
 
-    Args:
-        ranks: An ``MPI.Comm`` of ranks on one node; None: all ranks of the job.
+    Ranks that can share memory are on the same node.
     """
 
     def __init__(self, ranks: Any = None) -> None:

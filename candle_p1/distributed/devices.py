@@ -62,14 +62,11 @@ class Device:
 class NodeCores:
     """The cores of a node; one that executes several threads is several cores, as in Linux.
 
-    Attributes:
-        of_ranks: Those on which each rank may run, by local rank.
-        quota: The CPU time that a container may use, in cores.
-        topology: Where they are. One that is not in it is a physical core of the first socket.
+    One that is not in the topology is a physical core of the first socket.
     """
 
-    of_ranks: Sequence[Sequence[int]]
-    quota: float = inf
+    of_ranks: Sequence[Sequence[int]]  # on which each rank may run, by local rank
+    quota: float = inf  # the CPU time that a container may use, in cores
     topology: Topology = field(default_factory=dict)
 
     @classmethod

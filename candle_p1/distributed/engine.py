@@ -185,12 +185,9 @@ def _make_tensorflow_reducer(
 def make_engine(name: str, comm: Communicator, *, share_gpus: bool = False) -> Engine:
     """Returns the engine with which a job trains; before Keras is imported.
 
-    Args:
-        name: One of ENGINE_CHOICES. "auto" takes the one that trains with Keras's backend, which
-            `candle_p1.distributed.backend.choose_backend` chooses. A single rank needs no engine,
-            but trains with the backend of the one that is named.
-        comm: The ranks.
-        share_gpus: Whether several ranks may compute on one GPU.
+    The name is one of ENGINE_CHOICES: "auto" takes the one that trains with Keras's backend, which
+    `candle_p1.distributed.backend.choose_backend` chooses. A single rank needs no engine, but
+    trains with the backend of the one that is named.
 
     Raises:
         SetupError: The engine trains with another backend than this process must use, or cannot

@@ -99,50 +99,36 @@ def is_single_process(environ: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True)
 class LaunchedRank:
-    """A process's place among those that a launcher started. None: the launcher does not say.
+    """A process's place among those that a launcher started. None: the launcher does not say."""
 
-    Attributes:
-        launcher: The name of a launcher in `LAUNCHERS`; "none" if no launcher started the process.
-        rank, size: This rank, from 0, and the number of ranks.
-        local_rank, local_size: This rank within its node, from 0, and the number of ranks there.
-        depth: The number of cores requested for each rank.
-        node: The node's name, from the scheduler or the operating system.
-        seen: The variables that say so, with their values.
-    """
-
-    launcher: str
+    launcher: str  # a name in `LAUNCHERS`, or "none"
     rank: int
     size: int | None
-    local_rank: int | None
+    local_rank: int | None  # within its node
     local_size: int | None
-    depth: int | None
-    node: str
-    seen: str = ""
+    depth: int | None  # how many cores were requested for each rank
+    node: str  # its name, from the scheduler or the operating system
+    seen: str = ""  # the variables that say so, with their values
 
 
 @dataclass(frozen=True)
 class Launcher:
     """The variables that a launcher sets for each process; of several names, the first that is set.
 
-    Attributes:
-        name: Its name in records, and in candle_p1.cluster.launchers.COMMAND_LINES.
-        rank: All of these must be set; the first holds the rank.
-        size, local_rank, local_size, depth, node: See `LaunchedRank`.
-        implies_mpi: Whether a process with any of these variables can be expected to find MPI.
-        started: Whether the variables were set for this process and not inherited from its parents.
-        count_local: Reads the number of ranks on this node if no variable holds just that.
+    See `LaunchedRank`. `started` tells whether the variables were set for this process and not
+    inherited from its parents.
     """
 
-    name: str
-    rank: tuple[str, ...]
+    name: str  # in records, and in candle_p1.cluster.launchers.COMMAND_LINES
+    rank: tuple[str, ...]  # all of these must be set; the first holds the rank
     size: tuple[str, ...] = ()
     local_rank: tuple[str, ...] = ()
     local_size: tuple[str, ...] = ()
     depth: tuple[str, ...] = ()
     node: tuple[str, ...] = ()
-    implies_mpi: bool = True
+    implies_mpi: bool = True  # a process with any of these variables can be expected to find MPI
     started: Callable[[Mapping[str, str]], bool] = lambda environ: True
-    count_local: Callable[[Mapping[str, str]], int | None] | None = None
+    count_local: Callable[[Mapping[str, str]], int | None] | None = None  # if no variable does
 
 
 def _is_task_of_a_step(environ: Mapping[str, str]) -> bool:

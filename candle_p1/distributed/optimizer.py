@@ -31,11 +31,6 @@ def distribute_optimizer(optimizer: Any, reducer: Reducer, log: AllreduceLog | N
     several passes averages only their mean. Where nothing happens to the averages before the
     update, a reducer in shared memory does both at once.
 
-    Args:
-        optimizer: A built-in or custom ``keras.optimizers.Optimizer``, not yet built.
-        reducer: That of the engine.
-        log: Records the allreduces.
-
     Raises:
         DistributedError: The optimizer has already been built; its state would be lost.
     """
@@ -164,12 +159,8 @@ def self_test(
 
     Each rank trains for a few steps on its own samples, through ``compile`` and ``train_on_batch``
     as the real model will. All replicas must end up bit-identical, and with the weights that one
-    process gets when it trains with the plain optimizer on the samples of all ranks together.
-
-    Args:
-        engine: The engine, which has been started.
-        plain_optimizer: Makes an optimizer without distribution.
-        make_optimizer: Makes the one to be tested; None: `distribute_optimizer` of the plain one.
+    process gets when it trains with the plain optimizer on the samples of all ranks together. The
+    optimizer to be tested is, by default, `distribute_optimizer` of a plain one.
 
     Raises:
         DistributedError: They are not averaged; the same on every rank.

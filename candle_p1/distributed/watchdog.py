@@ -68,8 +68,7 @@ def is_off() -> bool:
 def addresses(interface: str) -> list[str]:
     """Returns the addresses by which other nodes may reach this one: IPv4, and its name at the end.
 
-    Args:
-        interface: The interface, by its name or address, to which they are restricted; "": none.
+    They are restricted to an interface, if one is given by its name or address.
 
     Raises:
         SetupError: The interface has no address here.
@@ -112,9 +111,6 @@ def watch(comm: Communicator, record: Path, kept_open: Sequence[int] = ()) -> Ra
         comm: The ranks of the run.
         record: Where rank 0 expects to write the run record; see `RankAgent.report_record`.
         kept_open: File descriptors of rank 0 that the server keeps open as long as it lives.
-
-    Returns:
-        What a rank reports to.
 
     Raises:
         DistributedError: Some rank cannot connect; the same on every rank.

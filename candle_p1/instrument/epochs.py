@@ -15,26 +15,18 @@ from candle_p1.records.types import Efficiency, EpochRecord, StepTimes
 
 @dataclass(frozen=True)
 class Epoch:
-    """The training part of an epoch on one rank.
+    """The training part of an epoch on one rank; see `candle_p1.records.types.EpochRecord`.
 
-    Attributes:
-        begin_s: When it began, in s from the start of the run.
-        steps_s: The time of each step, in s, from its beginning to that of the next.
-        exposed_s: The part of `seconds` in which this rank waited for gradient allreduces that
-            back-propagation did not hide; 0 on one rank; None if it was not measured.
-        allreduce_s: The time in which any gradient allreduce was in progress, hidden or not; 0 or
-            None as for `exposed_s`.
-        first_step: The index in `steps_s` of the step in which the framework compiles because it is
-            the first one of this process; None: it is not in this epoch.
-        num_earlier: The steps before, which an earlier segment of the run trained, and whose times
-            are known in total only.
+    `first_step` is the index in `steps_s` of the step in which the framework compiles because it is
+    the first one of this process, if it is in this epoch. `num_earlier` are the steps before, which
+    an earlier segment of the run trained, and whose times are known in total only.
     """
 
-    begin_s: float
+    begin_s: float  # from the start of the run
     seconds: float
-    steps_s: Sequence[float]
-    exposed_s: float | None = 0.0
-    allreduce_s: float | None = 0.0
+    steps_s: Sequence[float]  # of each step, from its beginning to that of the next
+    exposed_s: float | None = 0.0  # None if it was not measured
+    allreduce_s: float | None = 0.0  # likewise
     first_step: int | None = None
     num_earlier: int = 0
 

@@ -29,22 +29,14 @@ PhasePath = tuple[str, ...]
 
 @dataclass
 class Phase:
-    """A phase of one rank; the times of a phase that is entered repeatedly add up.
+    """A phase of one rank; the times of a phase that is entered repeatedly add up."""
 
-    Attributes:
-        begin_s: When it was first entered, by the timer's clock.
-        seconds: Its duration, including its regions.
-        communication_s: The time within it that the rank spent waiting in collectives.
-        usage: The resources that it used; None for a region, as is the peak resident memory.
-        pss_bytes: The proportional set size at its end; None for phases within others.
-    """
-
-    begin_s: float
-    seconds: float = 0.0
-    communication_s: float = 0.0
-    usage: Usage | None = None
-    peak_rss_bytes: int | None = None
-    pss_bytes: int | None = None
+    begin_s: float  # when it was first entered, by the timer's clock
+    seconds: float = 0.0  # its duration, including its regions
+    communication_s: float = 0.0  # of that, in which the rank waited in collectives
+    usage: Usage | None = None  # None for a region
+    peak_rss_bytes: int | None = None  # likewise
+    pss_bytes: int | None = None  # at its end; None for phases within others
 
 
 class PhaseTimer:

@@ -34,12 +34,10 @@ class Read(NamedTuple):
 
 @dataclass
 class ReadLog:
-    """The reads of one rank from one file.
+    """The reads of one rank from one file, in the order in which they ended.
 
-    Attributes:
-        zero_s: A moment that is the same on all ranks, by this rank's time.perf_counter; None if
-            the ranks read independently.
-        reads: The reads, in the order in which they ended.
+    `zero_s` is a moment that is the same on all ranks, by this rank's time.perf_counter; None if
+    the ranks read independently.
     """
 
     zero_s: float | None = None

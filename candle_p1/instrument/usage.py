@@ -20,14 +20,7 @@ RESET_PEAK = "5"  # in clear_refs, see proc(5): resets the peak to the current v
 class Usage(NamedTuple):
     """Counts over all threads, since the process began or between two times.
 
-    Attributes:
-        cpu_s: CPU time, in user and system mode.
-        num_voluntary_switches: Context switches because the process waited for something.
-        num_involuntary_switches: Context switches because others needed the core.
-        num_minor_faults: Page faults that needed no I/O.
-        num_major_faults: Page faults that needed I/O.
-        read_bytes: Bytes read through system calls, including those from the kernel's page cache;
-            NaN if the kernel does not count them.
+    See `candle_p1.records.types.PhaseUsage`.
     """
 
     cpu_s: float
@@ -35,7 +28,7 @@ class Usage(NamedTuple):
     num_involuntary_switches: int
     num_minor_faults: int
     num_major_faults: int
-    read_bytes: float
+    read_bytes: float  # NaN if the kernel does not count them
 
     @classmethod
     def now(cls) -> Usage:

@@ -146,8 +146,7 @@ def read_so_far(path: Path) -> RunRecord:
 def continue_record(path: Path, record: RunRecord) -> None:
     """Replaces the record of a run that is continued, and keeps space as `begin_record` does.
 
-    Raises:
-        OSError: It cannot be written; the old one is still there.
+    On an OSError, the old one is still there.
     """
     reserve(path, RESERVED_BYTES)
     write_atomically(path, _text_of(record))

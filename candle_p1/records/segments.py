@@ -29,21 +29,13 @@ KILLED = "it was killed, and so was the watchdog, which would have recorded how 
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """What a checkpoint keeps of the segments of a run.
+    """What a checkpoint keeps of the segments of a run."""
 
-    Attributes:
-        segment: The segment that saved it, from 1; 0 if nothing is kept.
-        steps: The steps that each rank had begun in that segment.
-        position: The position of the checkpoint.
-        checkpoint: Its directory; None if nothing is kept.
-        energy: The energy of that segment until then; None if it is not known.
-    """
-
-    segment: int = 0
-    steps: int = 0
+    segment: int = 0  # that saved it, from 1; 0 if nothing is kept
+    steps: int = 0  # that each rank had begun in that segment
     position: Position = BEGINNING
-    checkpoint: str | None = None
-    energy: JobEnergy | None = None
+    checkpoint: str | None = None  # its directory
+    energy: JobEnergy | None = None  # of that segment until then, if it is known
 
 
 def known_sections(record: RunRecord) -> dict[str, Any]:

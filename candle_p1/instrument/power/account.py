@@ -35,24 +35,16 @@ class DeviceEnergy:
 
 @dataclass(frozen=True)
 class NodeEnergy:
-    """What one node measured; small enough to be gathered from all nodes.
-
-    Attributes:
-        node: The node's number.
-        boot: Identifies the machine; containers on the same machine have the same value.
-        absent: Sources that are not available, and why.
-        notes: What to know when reading the energies.
-        trace: The name of the file with the samples.
-    """
+    """What one node measured; small enough to be gathered from all nodes."""
 
     node: int
     host: str
-    boot: str
+    boot: str  # identifies the machine; that of containers on the same machine is the same
     devices: list[DeviceEnergy]
     power_hz: float
-    absent: Mapping[str, str] = field(default_factory=dict)
-    notes: Sequence[str] = ()
-    trace: str | None = None
+    absent: Mapping[str, str] = field(default_factory=dict)  # sources, and why
+    notes: Sequence[str] = ()  # what to know when reading the energies
+    trace: str | None = None  # the name of the file with the samples
 
 
 def measure_node(

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from candle_p1.errors import ParameterError, did_you_mean
+import numpy as np
+
+from candle_p1.errors import DataError, ParameterError, did_you_mean
 from candle_p1.files import expand_user
 from candle_p1.instrument.power.amd import AmdSource
 from candle_p1.instrument.power.cray import CraySource
 from candle_p1.instrument.power.gpus import JobGpus
 from candle_p1.instrument.power.nvml import NvmlSource
 from candle_p1.instrument.power.rapl import RaplSource
-from candle_p1.instrument.power.replay import ReplaySource
 from candle_p1.instrument.power.source import PowerSource, SensorError
+from candle_p1.records.power_file import read_traces
+from candle_p1.records.power_trace import REPLAYED, Channel
 
 AUTO, NONE, REPLAY = "auto", "none", "replay"
 SENSORS: dict[str, Callable[[JobGpus], PowerSource]] = {
@@ -22,6 +27,45 @@ SENSORS: dict[str, Callable[[JobGpus], PowerSource]] = {
     "cray": lambda job: CraySource(),
     "amd": AmdSource,
 }
+
+
+class ReplaySource(PowerSource):
+    """Replays a recording, a file written by an earlier run, at its original speed.
+
+    Readings are interpolated linearly between recorded ones, and fail after the recording's end.
+
+    Raises:
+        SensorError: The file does not exist or is not a recording.
+    """
+
+    def __init__(self, file: Path, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        try:
+            traces = read_traces(file)
+        except DataError as error:
+            raise SensorError(str(error)) from error
+        self._traces = {
+            replace(
+                trace.channel,
+                source=REPLAYED + trace.channel.sensor,
+                label=f"{trace.channel.label} (replayed)",
+            ): trace
+            for trace in traces
+        }
+        self.channels = list(self._traces)
+        self._first_s = float(min(trace.times_s[0] for trace in traces))
+
+    def start(self) -> None:
+        """Starts at the beginning of the recording."""
+        self._start_s = self._clock()
+
+    def read(self, channel: Channel) -> float:
+        """Returns J or W."""
+        trace = self._traces[channel]
+        time_s = self._clock() - self._start_s + self._first_s
+        if time_s > trace.times_s[-1]:
+            raise SensorError(f"the recording ends at {trace.times_s[-1]:.3f} s")
+        return float(np.interp(time_s, trace.times_s, trace.values))
 
 
 @dataclass(frozen=True)

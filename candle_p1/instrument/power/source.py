@@ -19,19 +19,13 @@ class SensorError(Exception):
 class PowerSource(ABC):
     """Sensors that are read together, opened by the constructor.
 
-    Attributes:
-        name: The name of the source in ``--power`` and in records.
-        channels: What `sample` reads, in this order.
-        absent: Devices of this job that exist but cannot be read, and why.
-
     Raises:
         SensorError: There is nothing to read.
     """
 
-    name: str
-
-    channels: Sequence[Channel] = ()
-    absent: Mapping[Channel, str] = {}
+    name: str  # in ``--power`` and in records
+    channels: Sequence[Channel] = ()  # what `sample` reads, in this order
+    absent: Mapping[Channel, str] = {}  # devices of this job that cannot be read, and why
 
     def start(self) -> None:
         """Called once, before the first sample."""

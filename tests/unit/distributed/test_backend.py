@@ -1,7 +1,11 @@
-"""Which backend Keras computes with, in every combination of engine, variable and installation."""
+"""Which backend Keras computes with, in every combination of engine, variable and installation.
+
+Keras is imported without what no run uses.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from types import SimpleNamespace
@@ -97,3 +101,40 @@ def test_jax_reaches_rank_0_without_a_proxy(monkeypatch, variables, direct):
     monkeypatch.setitem(sys.modules, "jax", jax)
     _connect(SerialCommunicator(), "127.0.0.1:5000")
     assert seen[0]["no_grpc_proxy"] == direct
+
+
+PROGRAM = """
+import gc, json, sys, warnings
+from candle_p1.distributed.backend import LATER, choose_backend, import_keras
+choose_backend()
+import_keras()
+for module in list(sys.modules.values()):  # as AutoGraph does; it runs no module
+    hasattr(module, "__file__"), hasattr(module, "__wrapped__")
+found = {"early": [name for name in ("sklearn", "matplotlib") if name in sys.modules]}
+found["parts"] = sorted(LATER & set(sys.modules))
+found["frozen"] = gc.get_freeze_count() > 0
+found["collects"] = gc.isenabled()
+import keras
+model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+keras.wrappers.SKLearnRegressor(model)
+found["base"] = "sklearn.base" in sys.modules
+found["shows"] = callable(keras.visualization.plot_image_gallery)
+found["later"] = [name for name in ("sklearn", "matplotlib") if name in sys.modules]
+found["type"] = type(keras.wrappers).__name__
+found["names"] = "SKLearnClassifier" in dir(keras._tf_keras.keras.wrappers)
+found["unknown"] = hasattr(keras.wrappers, "SKLearnNothing")
+print(json.dumps(found))
+"""
+
+
+def test_parts_that_no_run_uses_are_imported_when_they_are_used(succeed):
+    pytest.importorskip("keras", reason="no Keras backend is installed")
+    printed = succeed([sys.executable, "-W", "error::ImportWarning", "-c", PROGRAM])
+    found = json.loads(printed.splitlines()[-1])
+    # If Keras had other parts, those would import what is to be imported later.
+    assert {"keras.wrappers", "keras.src.visualization"} <= set(found.pop("parts"))
+    assert found == {
+        **{"early": [], "later": ["sklearn", "matplotlib"], "type": "module", "unknown": False},
+        **dict.fromkeys(("frozen", "collects", "base", "shows", "names"), True),
+    }

@@ -12,6 +12,7 @@ import pytest
 from candle_p1.distributed import devices, gpus
 from candle_p1.distributed.gpus import GpuRequest, Lack, check_gpus, requested_gpus, why_none
 from candle_p1.errors import ParameterError, SetupError
+from tests.unit.instrument.test_power_sources import Nvml
 from tools.simulated import SimulatedJob
 
 PER_NODE = "CANDLE_P1_GPUS_PER_NODE"
@@ -34,17 +35,6 @@ def test_a_job_asks_by_flag_variable_or_scheduler_or_not_at_all(indices, environ
     assert (request and (request.num, request.origin)) == asked
 
 
-@pytest.fixture
-def tensorflow(monkeypatch):
-    """What TensorFlow says of its support for GPUs, on a node with the devices of a test."""
-    found = SimpleNamespace(has_support=True, devices=[])
-    test = SimpleNamespace(is_built_with_gpu_support=lambda: found.has_support)
-    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(test=test))
-    folder = SimpleNamespace(glob=lambda name: [n for n in found.devices if n[:3] == name[:3]])
-    monkeypatch.setattr(gpus, "Path", lambda path: folder)
-    return found
-
-
 @pytest.mark.parametrize(
     ("environ", "there", "why"),
     [
@@ -52,19 +42,16 @@ def tensorflow(monkeypatch):
         ({"ROCR_VISIBLE_DEVICES": ""}, ["kfd"], "ROCR_VISIBLE_DEVICES='' hides all GPUs"),
         ({"CUDA_VISIBLE_DEVICES": "0,1"}, [], "no /dev/nvidia0, no /dev/kfd"),
         ({}, ["kfd"], "TensorFlow cannot use those that the system shows"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, None, "without support for GPUs (tensorflow-cpu 2.18.1)"),
     ],
 )
-def test_why_tensorflow_finds_none(tensorflow, environ, there, why):
-    tensorflow.devices = there
-    assert why in why_none("tensorflow", environ).why
-
-
-def test_an_installation_without_support_for_gpus_is_named(tensorflow, monkeypatch):
-    tensorflow.has_support = False
+def test_why_tensorflow_finds_none(monkeypatch, environ, there, why):
+    test = SimpleNamespace(is_built_with_gpu_support=lambda: there is not None)
+    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(test=test))
+    folder = SimpleNamespace(glob=lambda name: [n for n in there if n[:3] == name[:3]])
+    monkeypatch.setattr(gpus, "Path", lambda path: folder)
     monkeypatch.setattr(gpus, "package_versions", lambda: {"tensorflow-cpu": "2.18.1"})
-    lack = why_none("tensorflow", {"CUDA_VISIBLE_DEVICES": ""})
-    assert "tensorflow-cpu 2.18.1" in lack.why
-    assert "candle-p1[gpu]" in lack.fix
+    assert why in why_none("tensorflow", environ).why
 
 
 @pytest.mark.parametrize(
@@ -177,31 +164,16 @@ def test_ranks_that_share_a_gpu_divide_its_memory(monkeypatch):
 
 
 def test_nvml_tells_cards_apart(monkeypatch):
-    def nvml(uuids):
-        monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(uuids))
+    def nvml(*names):
+        found = Nvml(*({"uuid": name, "energy": 1000} for name in names))
+        monkeypatch.setitem(sys.modules, "pynvml", found)
         return gpus.card_here()
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert nvml(["GPU-a", "GPU-b"]) == "gpu:GPU-a"
-    assert nvml(["GPU-b"]) == "gpu:GPU-b"  # the only one that this rank may use
+    assert nvml("GPU-a", "GPU-b") == "gpu:GPU-a"
+    assert nvml("GPU-b") == "gpu:GPU-b"  # the only one that this rank may use
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert gpus.card_here() is None
-
-
-def fake_nvml(uuids):
-    return SimpleNamespace(
-        NVML_DEVICE_MIG_DISABLE=0,
-        NVMLError=OSError,
-        NVMLError_NoPermission=PermissionError,
-        nvmlInit=lambda: None,
-        nvmlShutdown=lambda: None,
-        nvmlDeviceGetCount=lambda: len(uuids),
-        nvmlDeviceGetHandleByIndex=uuids.__getitem__,
-        nvmlDeviceGetUUID=str,
-        nvmlDeviceGetName=lambda card: "NVIDIA H100",
-        nvmlDeviceGetTotalEnergyConsumption=lambda card: 1000,
-        nvmlDeviceGetMigMode=lambda card: (0, 0),
-    )
 
 
 @pytest.mark.parametrize(

@@ -152,16 +152,36 @@ def test_the_ranks_end_if_rank_0_dies_before_its_hello(new_job):
     assert new_job.end()["status"] == "running"
 
 
-@pytest.mark.parametrize("dead", [0, 1])
-def test_a_dead_rank_is_named_and_the_others_are_told_to_end(job, dead):
-    job.ranks[dead].say(phase="load")
-    job.ranks[dead].die()
-    orders = [rank.hear() for rank in job.ranks if rank is not job.ranks[dead]]
-    assert sorted(order.speak for order in orders) == [False, True]
-    assert f"rank {dead} (host node{dead}, pid {100 + dead})" in orders[0].reason
+ERROR = {"message": "ValueError: no", "traceback": "Traceback …"}
+
+
+@pytest.mark.parametrize(
+    ("rank", "words", "status", "reason"),
+    [
+        (0, None, "failed", "rank 0 (host node0, pid 100) died during load"),
+        (1, None, "failed", "rank 1 (host node1, pid 101) died during load"),
+        (2, {"error": ERROR}, "failed", "(host node2, pid 102) failed during load: ValueError: no"),
+        (1, {"signal": 15}, "interrupted", "SIGTERM, which rank 1"),
+    ],
+)
+def test_the_record_and_all_ranks_that_are_left_are_told_how_a_run_ended(
+    job, rank, words, status, reason
+):
+    job.ranks[rank].say(phase="load")
+    if words:
+        job.ranks[rank].say(**words)
+    else:
+        job.ranks[rank].die()
+    orders = [each.hear() for each in job.ranks if words or each is not job.ranks[rank]]
+    assert {order.code for order in orders} == {FAILED if status == "failed" else INTERRUPTED}
+    assert sum(order.speak for order in orders) == 1
+    assert all(reason in order.reason for order in orders)
     record = job.end()
-    assert record["status"] == "failed"
-    assert (record["failure"]["rank"], record["failure"]["phase"]) == (dead, "load")
+    failure = record["failure"]
+    assert record["status"] == status
+    assert (failure["rank"], failure["phase"], failure.get("traceback")) == (
+        rank, "load", "Traceback …" if words == {"error": ERROR} else None,
+    )  # fmt: skip
 
 
 def test_a_record_that_is_heard_of_after_a_death_is_completed(new_job):
@@ -184,22 +204,6 @@ def test_the_first_of_dead_ranks_is_named_also_by_a_server_that_comes_late(job):
     job.process.send_signal(signal.SIGCONT)
     assert "rank 2 (host node2" in job.ranks[1].hear().reason
     assert job.end()["failure"]["rank"] == 2
-
-
-def test_an_error_is_recorded_with_its_traceback(job):
-    job.ranks[2].say(error={"message": "ValueError: no", "traceback": "Traceback …"})
-    for rank in job.ranks:
-        order = rank.hear()
-        assert order.code == FAILED
-        assert "rank 2 (host node2, pid 102) failed: ValueError: no" in order.reason
-    assert job.end()["failure"]["traceback"] == "Traceback …"
-
-
-def test_a_signal_interrupts_the_run(job):
-    for rank in job.ranks:
-        rank.say(signal=15)
-    assert job.ranks[0].hear().code == INTERRUPTED
-    assert job.end()["status"] == "interrupted"
 
 
 def test_the_steps_that_rank_0_had_begun_are_exact(new_job):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from candle_p1.errors import DataError
 from candle_p1.instrument.power import sampler as sampler_module
-from candle_p1.instrument.power.replay import ReplaySource
+from candle_p1.instrument.power.choose import ReplaySource
 from candle_p1.instrument.power.sampler import Sampler
 from candle_p1.instrument.power.source import PowerSource, SensorError
 from candle_p1.records.power_file import COLUMNS, read_traces, write_traces

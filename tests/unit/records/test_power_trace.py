@@ -8,8 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from candle_p1.instrument.power.sampler import Counter
-from candle_p1.instrument.power.source import SensorError
+from candle_p1.instrument.power.sampler import joules
 from candle_p1.records.power_trace import Channel, Trace, add
 
 COUNTER = Channel("package-0", "package 0", "cpu", "rapl", "energy", 1.0, None, 1000.0, 0.001)
@@ -161,10 +160,10 @@ PACKAGE = Channel("package-0", "package 0", "cpu", "rapl", "energy", 1e-6, MODUL
     st.floats(0, 1, exclude_max=True),
 )
 def test_wrap_around_is_exact(steps_uj, modulus, first):
-    counter = Counter(replace(PACKAGE, modulus=modulus))
-    counts = np.cumsum([int(first * modulus), *steps_uj], dtype=object)
-    found = [counter.joules(0.1 * k, int(count) % modulus) for k, count in enumerate(counts)]
-    assert found == [int(count) * 1e-6 for count in counts]
+    counts = np.cumsum([int(first * modulus), *steps_uj])
+    shown, times_s = (counts % modulus).astype(float), 0.1 * np.arange(len(counts))
+    found, error = joules(replace(PACKAGE, modulus=modulus), times_s, shown)
+    assert (found.tolist(), error) == ([int(count) * 1e-6 for count in counts], None)
 
 
 @pytest.mark.parametrize(
@@ -176,8 +175,8 @@ def test_wrap_around_is_exact(steps_uj, modulus, first):
         (PACKAGE, MODULUS - 10, 5, 132.0, "--power_hz"),  # it may have wrapped more than once
     ],
 )
-def test_a_reset_a_jump_or_a_late_reading_is_an_error(channel, before, after, after_s, named):
-    counter = Counter(channel)
-    counter.joules(0.0, before)
-    with pytest.raises(SensorError, match=named):
-        counter.joules(after_s, after)
+def test_a_reset_a_jump_or_a_late_reading_ends_a_trace(channel, before, after, after_s, named):
+    times_s, counts = np.array([0, after_s, after_s + 0.1]), np.array([before, after, after + 1.0])
+    found, error = joules(channel, times_s, counts)
+    assert found.tolist() == [before * channel.unit]
+    assert named in error
