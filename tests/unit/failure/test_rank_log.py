@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.extended  # test_installation.py kills a rank
+
 FRAME = """
 import ctypes, os, pathlib, subprocess, sys, time
 from candle_p1.failure import _native, rank_log

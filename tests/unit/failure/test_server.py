@@ -25,6 +25,8 @@ from tests import records
 from tests.conftest import wait_until
 from tests.records import read_record
 
+pytestmark = pytest.mark.extended  # test_installation.py kills a rank
+
 TOKEN = "token"
 HOST = socket.gethostname()
 FAILED, INTERRUPTED = 3, 128 + signal.SIGTERM

@@ -248,72 +248,59 @@ def install_nvml(monkeypatch):
     return install
 
 
-H100_CARD = {"energy": 5_000_000, "power": 310_000, "mig": (0, 0)}
+LOST = NVMLError("GPU is lost")
+DENIED = NVMLError_NoPermission("Insufficient Permissions")
+H100 = {"energy": 5_000_000, "power": 310_000, "mig": (0, 0)}
+GH200 = H100 | {"name": "NVIDIA GH200 480GB", (185, 1): 600_000}
+AA, AB, CC = ("gpu:GPU-aa11", "gpu:GPU-ab22", "gpu:GPU-cc33")
+MODULE, BOTH = "module:GPU-aa11", {AA: 5_000_000, CC: 5_000_000}
 
 
-def test_nvml_reads_the_energy_counter_or_else_the_power(install_nvml):
-    nvml = install_nvml(H100_CARD, {"power": 250_000})
-    source = NvmlSource(JobGpus([{}, {}]))
-    assert [(c.device, c.reading) for c in source.channels] == [
-        ("gpu:GPU-aa11", "energy"),
-        ("gpu:GPU-ab22", "power"),
-    ]
-    assert values(source) == {"gpu:GPU-aa11": 5_000_000, "gpu:GPU-ab22": 250_000}
-    assert {channel.unit for channel in source.channels} == {1e-3}
+@pytest.mark.parametrize(
+    ("cards", "visible", "reads", "absent"),
+    [
+        ([H100, {"power": 250_000}], "0,1", {AA: 5_000_000, AB: 250_000}, {}),
+        # One that is lost hides and renumbers no other.
+        *[
+            ([H100, {name: LOST}, H100], "0,1,2", BOTH, {device: "GPU is lost"})
+            for name, device in (("handle", "gpu:1"), ("uuid", "gpu:1"), ("name", AB))
+        ],
+        ([H100, {"handle": LOST}, H100], "0,2", BOTH, {}),
+        ([H100, {"handle": LOST}, H100], "GPU-ab22,GPU-cc33", {CC: 5_000_000}, {"gpu:1": "lost"}),
+        ([H100] * 3, "2", {CC: 5_000_000}, {}),  # the only one of this job
+        ([H100, {"handle": DENIED}, H100], "0,1", BOTH, {}),  # another job's, hidden from CUDA
+        ([GH200], "0", {MODULE: 5_000_000}, {}),  # its counter is that of its module
+        ([GH200 | {"energy": DENIED}], "0", {MODULE: 600_000}, {}),
+        ([GH200 | {"energy": DENIED, (185, 1): 0}], "0", {}, {MODULE: "power of the module"}),
+        ([H100 | {"mig": (1, 1)}], "0", {}, {AA: "MIG"}),
+        ([{"energy": DENIED}], "0", {}, {AA: "Not Supported"}),
+    ],
+)
+def test_nvml_reads_the_counter_or_else_the_power_of_a_jobs_cards(
+    install_nvml, cards, visible, reads, absent
+):
+    nvml = install_nvml(*cards)
+    source = NvmlSource(JobGpus([cuda(visible)] * len(visible.split(","))))
+    assert values(source) == reads
+    assert {channel.unit for channel in source.channels} <= {1e-3}
+    told = {channel.device: reason for channel, reason in source.absent.items()}
+    assert told.keys() == absent.keys()
+    assert all(reason in told[device] for device, reason in absent.items())
+    for channel in (*source.channels, *source.absent):
+        assert channel.device.startswith(f"{channel.domain}:")
     source.stop()
     assert nvml.num_open == 0
 
 
-LOST = NVMLError("GPU is lost")
-DENIED = NVMLError_NoPermission("Insufficient Permissions")
-
-
-@pytest.mark.parametrize(
-    ("card", "visible", "channels", "num_absent"),
-    [
-        *[({name: LOST}, "0,1,2", "aa11,cc33", 1) for name in ("handle", "uuid", "name")],
-        ({"handle": LOST}, "0,2", "aa11,cc33", 0),
-        (H100_CARD, "2", "cc33", 0),  # the only one of this job
-        ({"handle": LOST}, "GPU-ab22,GPU-cc33", "cc33", 1),
-        ({"handle": DENIED}, "0,1", "aa11,cc33", 0),  # another job's, which CUDA does not see
-    ],
-)
-def test_a_lost_gpu_hides_and_renumbers_no_other(install_nvml, card, visible, channels, num_absent):
-    install_nvml(H100_CARD, card, H100_CARD)
-    source = NvmlSource(JobGpus([cuda(visible)] * len(visible.split(","))))
-    assert [c.device.removeprefix("gpu:GPU-") for c in source.channels] == channels.split(",")
-    assert list(source.absent.values()) == ["GPU is lost"] * num_absent
-
-
-@pytest.mark.parametrize(
-    ("reading", "module_mw", "reads"),
-    [("energy", 1, 5_000_000), ("power", 600_000, 600_000), ("power", 0, None)],
-)
-def test_the_counter_of_a_grace_hopper_is_that_of_its_module(
-    install_nvml, reading, module_mw, reads
-):
-    install_nvml(H100_CARD | {"name": "NVIDIA GH200 480GB", (185, 1): module_mw})
-    source = NvmlSource(JobGpus(), (reading,))
-    assert values(source) == ({} if reads is None else {"module:GPU-aa11": reads})
-    assert {each.domain for each in [*source.channels, *source.absent]} == {"module"}
-
-
-@pytest.mark.parametrize(
-    ("card", "reason"),
-    [(H100_CARD | {"mig": (1, 1)}, "MIG"), ({"energy": DENIED}, "Not Supported")],
-)
-def test_a_card_that_shows_nothing_of_this_job_is_absent(install_nvml, card, reason):
-    install_nvml(card)
-    source = NvmlSource(JobGpus())
-    assert not source.channels
-    ((channel, told),) = source.absent.items()
-    assert channel.device == "gpu:GPU-aa11"
-    assert reason in told
+def test_nvml_reads_the_power_on_request(install_nvml):
+    install_nvml(H100)
+    source = NvmlSource(JobGpus(), ("power",))
+    assert ([c.reading for c in source.channels], values(source)) == (["power"], {AA: 310_000})
 
 
 @pytest.mark.parametrize("visible", ["MIG-6f1a", ""])
 def test_nvml_is_closed_if_there_is_nothing_to_read(install_nvml, visible):
-    nvml = install_nvml(H100_CARD)
+    nvml = install_nvml(H100)
     with pytest.raises(SensorError, match=visible or "NVIDIA"):
         NvmlSource(JobGpus([cuda(visible)]))
     assert nvml.num_open == 0
@@ -376,18 +363,14 @@ def test_amd_reads_the_counter_in_its_own_unit(install_amd, key):
 
 
 @pytest.mark.parametrize("wrong_by", [0.0, 0.1, 16])
-def test_amd_does_not_trust_a_counter_that_contradicts_the_power(install_amd, wrong_by):
-    install_amd(1, {"current_socket_power": "N/A", "average_socket_power": 290}, wrong_by * 65536)
+@pytest.mark.parametrize("power_w", [290, 0])
+def test_amd_does_not_trust_a_counter_that_contradicts_the_power(install_amd, wrong_by, power_w):
+    power = {"current_socket_power": "N/A", "average_socket_power": power_w}
+    install_amd(1, power, wrong_by * 65536)
     source = AmdSource(JobGpus())
-    assert [(channel.reading, channel.unit) for channel in source.channels] == [("power", 1.0)]
-    assert list(source.sample()) == [290]
-
-
-def test_amd_cards_without_power_are_absent(install_amd):
-    install_amd(1, {"current_socket_power": "N/A", "average_socket_power": 0}, 0)
-    source = AmdSource(JobGpus())
-    assert not source.channels
-    assert [channel.device for channel in source.absent] == ["gpu:uuid-0"]
+    found = [(channel.reading, channel.unit) for channel in (*source.channels, *source.absent)]
+    assert found == [("power", 1.0)]
+    assert list(source.sample()) == ([290] if power_w else [])
 
 
 @pytest.mark.parametrize("lost", ["amdsmi_get_gpu_device_uuid", "amdsmi_get_gpu_asic_info"])
