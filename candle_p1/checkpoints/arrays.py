@@ -49,9 +49,7 @@ SOME_ROWS = re.compile(r"(.*)\[(\d+):\d+\]")
 class ArraySource(Protocol):
     """An array of the state that training changes, such as a variable of a model.
 
-    Attributes:
-        shape: Its shape; () has one row.
-        dtype: The type of its elements; see TYPE_NAMES.
+    For the type of its elements, see TYPE_NAMES. The shape () has one row.
     """
 
     @property
@@ -63,23 +61,17 @@ class ArraySource(Protocol):
     def copy_into(self, rows: slice, out: NDArray[Any]) -> None:
         """Copies the present values of some rows; called on the thread that saves.
 
-        Args:
-            rows: Which, with start and stop; slice(0, 1) if the shape is ().
-            out: Where to, of the same type and of the shape of these rows.
+        The slice has start and stop; it is slice(0, 1) if the shape is (). What is copied into has
+        the same type and the shape of these rows.
         """
 
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """The type and the shape of an array.
+    """The type and the shape of an array."""
 
-    Attributes:
-        dtype: The name of the type of its elements in NumPy, one of TYPE_NAMES.
-        shape: Its shape; () has one row.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: str  # the name of the type of its elements in NumPy, one of TYPE_NAMES
+    shape: tuple[int, ...]  # () has one row
 
     @classmethod
     def of(cls, name: str, array: Any) -> ArraySpec:
@@ -176,13 +168,6 @@ def divide(specs: Mapping[str, ArraySpec], num_shards: int) -> list[list[Rows]]:
 
 class ShardLayout:
     """The content of a safetensors file, before the values of the arrays are known.
-
-    Args:
-        specs: The type and the shape of every array.
-        shard: The rows that the file holds.
-
-    Attributes:
-        num_bytes: The size of the file.
 
     Raises:
         CheckpointError: An array has a name that the format needs itself.

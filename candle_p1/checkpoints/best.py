@@ -44,12 +44,7 @@ def long_name(metric: str) -> str:
 
 
 def check_metric(metric: str, known: Iterable[str], parameter: str) -> None:
-    """Checks that a run has a metric.
-
-    Args:
-        metric: Its name.
-        known: The names of those that the run has.
-        parameter: What set it, with its origin, for the message.
+    """Checks that a run has a metric, which a parameter, with its origin, has set.
 
     Raises:
         ParameterError: It has not; the message names those that it has.

@@ -33,15 +33,7 @@ class _Shard(NamedTuple):
 class Checkpoint:
     """A checkpoint on disk. One rank reads it; nothing here is collective.
 
-    Args:
-        directory: Its directory, or a link to it.
-
-    Attributes:
-        directory: Its directory, without links.
-        manifest: Its manifest.
-        position: How far training had come.
-        facts: What was handed to `CheckpointWriter.save` as facts.
-        num_ranks: The number of ranks that trained.
+    It is named by its directory, or a link to it; `directory` is without links.
 
     Raises:
         OtherVersionError: It has another version of the format.

@@ -63,14 +63,9 @@ def shard_name(shard: int) -> str:
 def write_shard(
     directory: Path, shard: int, memory: CopyMemory, *, read_back: bool, stop: threading.Event
 ) -> None:
-    """Writes a shard and its marker.
+    """Writes a shard and its marker into the checkpoint's temporary directory.
 
-    Args:
-        directory: The checkpoint's temporary directory, made if it is not there.
-        shard: Its number.
-        memory: Its content.
-        read_back: Whether to read it back from the disk and compare.
-        stop: Set if writing is to be given up.
+    Reads it back from the disk, to compare, on request. `stop` is set if writing is to be given up.
 
     Raises:
         OSError: It cannot be written; the marker, if there can be one, says so.
@@ -124,13 +119,9 @@ def _explain(path: Path, cause: str) -> str:
 
 
 class CommitThread:
-    """A thread that writes a checkpoint's files on a rank.
+    """A thread that writes a checkpoint's files on a rank; `error` says why that has failed.
 
-    Args:
-        work: What it does; it receives the event that asks it to stop.
-
-    Attributes:
-        error: Why that has failed; None: it has not, or not yet.
+    Its work receives the event that asks it to stop.
     """
 
     def __init__(self, work: Callable[[threading.Event], None]) -> None:
@@ -174,31 +165,18 @@ class CommitThread:
 
 @dataclass
 class PendingCheckpoint:
-    """A checkpoint that is being written; on rank 0.
+    """A checkpoint that is being written; on rank 0."""
 
-    Attributes:
-        root: The directory of the checkpoints.
-        token: That of the writer.
-        serial: Its number among those of the writer.
-        position: How far training had come.
-        created: When it was saved.
-        best: Whether it is the best so far.
-        facts: What the state consists of beside arrays; JSON.
-        plan: Who writes what.
-        rank_states: The arrays of every rank's own, by name.
-        failed: The shards that have failed, and why, beside those with a marker.
-    """
-
-    root: Path
-    token: str
-    serial: int
+    root: Path  # the directory of the checkpoints
+    token: str  # that of the writer
+    serial: int  # its number among those of the writer
     position: Position
     created: str
-    best: bool
-    facts: dict[str, Any]
+    best: bool  # so far
+    facts: dict[str, Any]  # what the state consists of beside arrays; JSON
     plan: ShardPlan
-    rank_states: Sequence[Mapping[str, NDArray[Any]]]
-    failed: dict[int, str] = field(default_factory=dict)
+    rank_states: Sequence[Mapping[str, NDArray[Any]]]  # every rank's own arrays, by name
+    failed: dict[int, str] = field(default_factory=dict)  # shards, beside those with a marker
 
     @property
     def directory(self) -> Path:
@@ -239,13 +217,8 @@ class PendingCheckpoint:
     ) -> tuple[str, int]:
         """Completes the checkpoint and names it: when this returns, it is safe, and linked.
 
-        Args:
-            shards: What `await_shards` returned.
-            number: Its number within the run.
-            earlier: The other checkpoints of the run, the newest first.
-
-        Returns:
-            The name of its directory, and the size of its files.
+        It gets a number within the run, of which the newest of the other checkpoints comes first.
+        Returns the name of its directory, and the size of its files.
 
         Raises:
             OSError: It cannot be completed.

@@ -25,18 +25,11 @@ ON_THIS_NODE_ONLY = ("localflock", "local_lock=flock", "local_lock=all", "nolock
 
 @dataclass
 class Lock:
-    """A lock on a file, held by this process and by those that inherit the descriptor.
-
-    Attributes:
-        path: The file.
-        descriptor: The open file that holds the lock; None if the file system has no locks.
-        last_host: The host of the last process to `sign`; None if there is none, or that is not
-            known.
-    """
+    """A lock on a file, held by this process and by those that inherit the descriptor."""
 
     path: Path
-    descriptor: int | None = None
-    last_host: str | None = None
+    descriptor: int | None = None  # that holds the lock; None if the file system has no locks
+    last_host: str | None = None  # of the last process to `sign`, if there is one that is known
 
     @property
     def proves_end(self) -> bool:
@@ -72,11 +65,6 @@ class Lock:
 
 def take_lock(path: Path, wait_s: float = 0.0, *, create: bool = True) -> Lock | None:
     """Returns the lock on a file; None if another process holds it, or has removed the file.
-
-    Args:
-        path: The file, in a directory that exists.
-        wait_s: How long to wait for the lock, in s.
-        create: Whether to make the file if there is none.
 
     Raises:
         FileNotFoundError: There is no file, and none is made.

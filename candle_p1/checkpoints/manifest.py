@@ -64,30 +64,19 @@ class EarlierEntry(_Entry):
 class CheckpointManifest(_Entry):
     """The content of manifest.json.
 
-    Attributes:
-        format: Names the format.
-        version: The version of the format.
-        created: When it was saved, in UTC, as ISO 8601 with microseconds.
-        position: How far training had come.
-        number: Its number within the run, from 1, in the order of saving.
-        best: Whether it was the best so far.
-        num_ranks: The number of ranks that trained.
-        earlier: The other checkpoints that the run then had, the newest first. If this one is
-            damaged, the first of them is the one to resume from.
-        facts: What else the state consists of.
-        files: All files but this one, by name.
+    If this checkpoint is damaged, the first of the earlier ones is the one to resume from.
     """
 
     format: Literal["candle-p1 checkpoint"] = "candle-p1 checkpoint"
     version: int = VERSION
-    created: str
+    created: str  # in UTC, as ISO 8601 with microseconds
     position: Position
-    number: int = Field(ge=1)
-    best: bool
+    number: int = Field(ge=1)  # within the run, in the order of saving
+    best: bool  # so far
     num_ranks: int = Field(ge=1)
-    earlier: list[EarlierEntry]
-    facts: dict[str, Any]
-    files: dict[FileName, FileEntry]
+    earlier: list[EarlierEntry]  # that the run then had, the newest first
+    facts: dict[str, Any]  # what else the state consists of
+    files: dict[FileName, FileEntry]  # all but this one
 
     def to_bytes(self) -> bytes:
         """Returns the content of the file.

@@ -21,12 +21,7 @@ APPEAR_S = 3.0
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Who writes what of a state.
-
-    Attributes:
-        specs: The type and the shape of every array.
-        ranks: The ranks that write; the first, which is rank 0, writes shard 0, and so on.
-    """
+    """Who writes what of a state: the first of the ranks, which is rank 0, shard 0, and so on."""
 
     specs: Mapping[str, ArraySpec]
     ranks: tuple[int, ...]
@@ -51,11 +46,9 @@ class ShardPlan:
 class ShardPlanner:
     """Divides the work among ranks. Creating one is collective.
 
-    Args:
-        comm: The communicator.
-        sign: A file that rank 0 has created in the directory of the checkpoints; nodes that see it
-            and may write there can take part. None: the directory cannot be written now, so that
-            nobody knows.
+    The sign is a file that rank 0 has created in the directory of the checkpoints; nodes that see
+    it and may write there can take part. None: the directory cannot be written now, so that nobody
+    knows.
     """
 
     def __init__(self, comm: Communicator, sign: Path | None) -> None:

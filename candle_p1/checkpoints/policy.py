@@ -55,27 +55,16 @@ def check_flags(params: ParameterSet) -> list[str]:
 
 @dataclass
 class SavePolicy:
-    """Which ends of epochs are saved. It is the same on every rank, and decides the same there.
+    """Which ends of epochs are saved. It is the same on every rank, and decides the same there."""
 
-    Attributes:
-        interval: Save the epochs whose numbers it divides; 0: none for this reason.
-        skip_epochs: Save no epoch with a smaller number.
-        last_epoch: The number of the last epoch.
-        best: Which epoch is the best so far; None if that does not matter.
-    """
-
-    interval: int
-    skip_epochs: int
+    interval: int  # saves the epochs whose numbers it divides; 0: none for this reason
+    skip_epochs: int  # saves no epoch with a smaller number
     last_epoch: int
-    best: Best | None = None
+    best: Best | None = None  # None if it does not matter which epoch is the best
 
     @classmethod
     def of(cls, params: ParameterSet, last_epoch: int) -> SavePolicy:
         """Returns the policy of a run that saves checkpoints.
-
-        Args:
-            params: The parameters of the run.
-            last_epoch: The number of the epoch with which every rank ends.
 
         Raises:
             ParameterError: It is not known whether the metric of the best epoch should fall or
@@ -88,11 +77,7 @@ class SavePolicy:
         return cls(params["ckpt_save_interval"], params["ckpt_skip_epochs"], last_epoch, best)
 
     def after_epoch(self, epoch: int, logs: Mapping[str, float]) -> EpochEnd:
-        """Returns whether the end of an epoch is saved; to be called once for each.
-
-        Args:
-            epoch: The number of the epoch, from 1.
-            logs: Its metrics by name, over all ranks.
+        """Returns whether the end of an epoch, numbered from 1, is saved; called once for each.
 
         Raises:
             ParameterError: The metric of the best epoch is not among them; on every rank.

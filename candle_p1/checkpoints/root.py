@@ -23,11 +23,7 @@ LATEST, BEST = "latest", "best"
 
 
 class CheckpointRoot:
-    """A directory of checkpoints. One rank uses it; nothing here is collective.
-
-    Args:
-        directory: The directory; it need not exist.
-    """
+    """A directory of checkpoints, which need not exist. One rank uses it; nothing is collective."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -70,10 +66,8 @@ class CheckpointRoot:
     def newest_good(self, report: Callable[[str], None]) -> Checkpoint | None:
         """Returns the first of the candidates that is good, verified; None if there is none.
 
-        What writers that were killed have left is first removed or completed.
-
-        Args:
-            report: Receives a sentence on every checkpoint that is damaged.
+        What writers that were killed have left is first removed or completed. The report receives
+        a sentence on every checkpoint that is damaged.
 
         Raises:
             OtherVersionError: One that comes before has another version of the format.

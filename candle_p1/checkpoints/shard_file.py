@@ -28,13 +28,7 @@ class WritingStoppedError(Exception):
 class CopyMemory:
     """Page-aligned memory, in whole pages, as writing past the page cache requires.
 
-    Args:
-        num_bytes: How much of it is used.
-
-    Attributes:
-        num_bytes: How much of it is used.
-        bytes: The memory, including the rest of the last page.
-        buffer: The same memory, for calls of the operating system.
+    `num_bytes` are used; `bytes`, and `buffer` for the operating system, have whole pages.
 
     Raises:
         OSError: There is not enough address space.
@@ -58,15 +52,8 @@ def write_synced(path: Path, memory: CopyMemory, stop: threading.Event | None = 
     """Writes a new file and waits until it is on the disk.
 
     The page cache is avoided where the file system allows it: the content is then not copied once
-    more, which saves memory and processor time that training needs.
-
-    Args:
-        path: The file; there must be none.
-        memory: Its content.
-        stop: Set if writing is to be given up.
-
-    Returns:
-        Its size and digest, computed from the memory.
+    more, which saves memory and processor time that training needs. `stop` is set if writing is to
+    be given up. Returns the file's size and digest, computed from the memory.
 
     Raises:
         OSError: It cannot be written; what was written is removed.
@@ -95,14 +82,9 @@ def write_synced(path: Path, memory: CopyMemory, stop: threading.Event | None = 
 
 
 def file_entry(path: Path, *, uncached: bool = False) -> FileEntry:
-    """Returns the size and the digest of a file.
+    """Returns the size and the digest of a file, or raises OSError.
 
-    Args:
-        path: The file.
-        uncached: Read it from the disk, not from memory; it must be synced.
-
-    Raises:
-        OSError: It cannot be read.
+    On request, it is read from the disk and not from memory; it must be synced.
     """
     digest, size, chunk = xxhash.xxh3_128(), 0, memoryview(bytearray(CHUNK_BYTES))
     with path.open("rb", buffering=0) as file:

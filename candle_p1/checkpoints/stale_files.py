@@ -34,11 +34,7 @@ def clean(root: Path, report: Callable[[str], None]) -> None:
     """Removes what dead writers have left unfinished in a directory.
 
     A checkpoint that was complete when its writer was killed, but not yet linked, is linked, unless
-    somebody has changed the link since.
-
-    Args:
-        root: The directory; it need not exist.
-        report: Receives a sentence on what cannot be removed.
+    somebody has changed the link since. The report receives a sentence on what cannot be removed.
     """
     stale: dict[str, list[Path]] = defaultdict(list)
     try:

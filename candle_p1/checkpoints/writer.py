@@ -48,37 +48,25 @@ ADVICE = "Make room or give permission, or name another directory with --ckpt_di
 class SaveRecord:
     """One checkpoint that was begun.
 
-    Attributes:
-        position: How far training had come.
-        num_bytes: The size of its files.
-        wait_s: How long training waited on this rank: for the ranks to agree and for the copy, and,
-            if it was asked to wait, until the checkpoint was safe.
-        written_s: From the beginning of the save until the checkpoint was safe; None if it failed.
-        name: The name of its directory; None if it failed.
-        error: Why it failed.
+    Training waited on this rank for the ranks to agree and for the copy, and, if it was asked to
+    wait, until the checkpoint was safe.
     """
 
     position: Position
     num_bytes: int
     wait_s: float = 0.0
-    written_s: float | None = None
-    name: str | None = None
+    written_s: float | None = None  # until it was safe; None if it failed
+    name: str | None = None  # of its directory; None if it failed
     error: str | None = None
 
 
 @dataclass
 class CheckpointStatistics:
-    """What a writer has done.
-
-    Attributes:
-        directory: Where the checkpoints are.
-        saves: The checkpoints that were begun, in order.
-        num_not_taken: How often one was due while the one before was still being written.
-    """
+    """What a writer has done."""
 
     directory: Path
-    saves: list[SaveRecord] = field(default_factory=list)
-    num_not_taken: int = 0
+    saves: list[SaveRecord] = field(default_factory=list)  # those that were begun, in order
+    num_not_taken: int = 0  # because the one before was still being written
 
     @property
     def written(self) -> list[SaveRecord]:
