@@ -65,7 +65,7 @@ def write_shard(
 ) -> None:
     """Writes a shard and its marker into the checkpoint's temporary directory.
 
-    Reads it back from the disk, to compare, on request. `stop` is set if writing is to be given up.
+    With `read_back`, the file is read from the disk and compared. `stop` is set to give up writing.
 
     Raises:
         OSError: It cannot be written; the marker, if there can be one, says so.
@@ -217,8 +217,8 @@ class PendingCheckpoint:
     ) -> tuple[str, int]:
         """Completes the checkpoint and names it: when this returns, it is safe, and linked.
 
-        It gets a number within the run, of which the newest of the other checkpoints comes first.
-        Returns the name of its directory, and the size of its files.
+        `number` is its own within the run, and `earlier` are the run's other checkpoints, the
+        newest first. Returns the name of its directory, and the size of its files.
 
         Raises:
             OSError: It cannot be completed.

@@ -84,7 +84,7 @@ def write_synced(path: Path, memory: CopyMemory, stop: threading.Event | None = 
 def file_entry(path: Path, *, uncached: bool = False) -> FileEntry:
     """Returns the size and the digest of a file, or raises OSError.
 
-    On request, it is read from the disk and not from memory; it must be synced.
+    With `uncached`, it is read from the disk and not from memory; it must be synced.
     """
     digest, size, chunk = xxhash.xxh3_128(), 0, memoryview(bytearray(CHUNK_BYTES))
     with path.open("rb", buffering=0) as file:

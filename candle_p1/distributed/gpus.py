@@ -44,7 +44,7 @@ USE_CPUS = f"to train on CPUs, set {GPUS_VARIABLE}=0"
 class GpuRequest(NamedTuple):
     """How many GPUs a job asked for on each node, and the flag or variable that says so.
 
-    A user who wants to train on CPUs does something else instead.
+    `instead` tells users what to do who want to train on CPUs.
     """
 
     num: int

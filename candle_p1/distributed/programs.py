@@ -86,9 +86,9 @@ def keep_programs(
 ) -> Programs:
     """Makes JAX keep what it compiles, and counts that; before it compiles anything.
 
-    The directory is the named one, NONE, or, if none is named, that of VARIABLE or the default.
-    Deterministic runs have a directory of their own, because with the programs, XLA keeps which
-    algorithms were the fastest on a GPU, and those of other runs need not be deterministic.
+    `named` is a directory or NONE; without it, VARIABLE or the default says where. Deterministic
+    runs have a directory of their own, because with the programs, XLA keeps which algorithms were
+    the fastest on a GPU, and those of other runs need not be deterministic.
 
     Raises:
         SetupError: The named directory cannot be used.

@@ -33,10 +33,7 @@ STOPPED, HALTED = "T", "t"
 
 
 class HangDetector:
-    """Looks at the ranks, of which `num_ranks` are expected, again and again.
-
-    The processes of this host can be looked at.
-    """
+    """Looks at the ranks again and again, and at the processes of those on this host."""
 
     def __init__(self, limits: Limits, host: str, num_ranks: int) -> None:
         self._limits, self._host, self._num_ranks = limits, host, num_ranks

@@ -33,9 +33,9 @@ def visible_here() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class JobGpus:
-    """`visible_here` of each rank of a node, by local rank.
+    """What the ranks of a node see, by local rank; see `visible_here`.
 
-    The positions are of the GPUs to use among those that a rank sees, as given by ``--gpus``.
+    `positions` are those of the GPUs to use among them, as given by ``--gpus``; None: all.
     """
 
     ranks: Sequence[Mapping[str, str]] = ({},)
