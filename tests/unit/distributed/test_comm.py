@@ -12,19 +12,11 @@ from candle_p1.distributed.comm import (
     agree,
     attempt,
     check_ranks,
-    connect,
     prepare_start,
 )
-from candle_p1.distributed.launch_environment import MPI_VARIABLES, launched_rank
+from candle_p1.distributed.launch_environment import launched_rank
 from candle_p1.errors import CandleError, DataError, DistributedError, ParameterError, SetupError
 from tools.simulated import SimulatedJob
-
-
-def test_without_a_launcher_there_is_one_rank(monkeypatch):
-    for name in MPI_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    comm = connect()
-    assert (comm.rank, comm.size, comm.num_nodes) == (0, 1, 1)
 
 
 class Aborted(BaseException):
