@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
 
 from rich.table import Table
 
-from candle_p1.records.rank_stats import Bytes, Seconds
+from candle_p1.records.rank_stats import Bytes
 from candle_p1.records.segments import is_continued
-from candle_p1.records.tables import empty_table, number_or_words, quantity, table_of
+from candle_p1.records.tables import Column, empty_table, number_or_words, quantity, table_of
 from candle_p1.records.types import (
     Absent,
     Communication,
@@ -24,7 +25,6 @@ from candle_p1.records.types import (
     RunTotals,
     SavedCheckpoints,
     Segment,
-    StepTimes,
     TimeKind,
 )
 from candle_p1.text import count, name_nodes
@@ -184,25 +184,21 @@ def _segment_table(segments: Sequence[Segment]) -> Table:
     def place(position: Position | None) -> str:
         return f"{position.epoch}/{position.step}" if position else ""
 
-    def number(num: int | None) -> str:
-        return "" if num is None else f"{num:,}"
-
+    numbers = itertools.count(1)
     return table_of(
         "segments of the run: steps of each rank",
-        list(enumerate(segments, start=1)),
+        segments,
         {
-            "segment": lambda number, each: str(number),
-            "status": lambda number, each: each.status,
-            "started (UTC)": lambda number, each: each.started[:19].replace("T", " "),
-            "ranks": lambda number, each: str(each.num_ranks),
-            "from epoch/step": lambda number, each: place(each.begin),
-            "to": lambda number, each: place(each.end),
-            "steps": lambda _, each: number(each.steps),
-            "lost": lambda _, each: number(each.lost_steps),
-            "time (s)": lambda number, each: _seconds(each.total_s, each.time_kind),
-            "energy (J)": lambda number, each: (
-                quantity(each.energy.energy_j) if each.energy else ""
-            ),
+            "segment": lambda each: str(next(numbers)),
+            "status": "status",
+            "started (UTC)": lambda each: each.started[:19].replace("T", " "),
+            "ranks": "num_ranks",
+            "from epoch/step": lambda each: place(each.begin),
+            "to": lambda each: place(each.end),
+            "steps": "steps:,",
+            "lost": "lost_steps:,",
+            "time (s)": lambda each: _seconds(each.total_s, each.time_kind),
+            "energy (J)": lambda each: quantity(each.energy.energy_j) if each.energy else "",
         },
         num_words=3,
     )
@@ -245,50 +241,43 @@ def _usage_table(phases: Mapping[str, PhaseTimes]) -> Table:
     def mebibytes(size: Bytes | None) -> str:
         return f"{size.mean_bytes / MIB:,.1f}" if size else "unknown"
 
+    def page_faults(row: SimpleNamespace) -> str:
+        return f"{row.used.minor_faults.mean_num + row.used.major_faults.mean_num:,.0f}"
+
     return table_of(
         "use of the machine, mean over ranks",
-        [(name, phase.usage) for name, phase in phases.items() if phase.usage],
+        [SimpleNamespace(name=k, used=each.usage) for k, each in phases.items() if each.usage],
         {
-            "phase": lambda name, usage: name,
-            "CPU (s)": lambda name, usage: f"{usage.cpu.mean_s:.2f}",
-            "waits": lambda name, usage: f"{usage.voluntary_switches.mean_num:,.0f}",
-            "preempted": lambda name, usage: f"{usage.involuntary_switches.mean_num:,.0f}",
-            "page faults": lambda name, usage: (
-                f"{usage.minor_faults.mean_num + usage.major_faults.mean_num:,.0f}"
-            ),
-            "read (MiB)": lambda name, usage: mebibytes(usage.read),
-            "peak memory (MiB)": lambda name, usage: mebibytes(usage.peak_rss),
-            "memory at its end (MiB)": lambda name, usage: mebibytes(usage.pss),
+            "phase": "name",
+            "CPU (s)": "used.cpu.mean_s:.2f",
+            "waits": "used.voluntary_switches.mean_num:,.0f",
+            "preempted": "used.involuntary_switches.mean_num:,.0f",
+            "page faults": page_faults,
+            "read (MiB)": lambda row: mebibytes(row.used.read),
+            "peak memory (MiB)": lambda row: mebibytes(row.used.peak_rss),
+            "memory at its end (MiB)": lambda row: mebibytes(row.used.pss),
         },
     )
 
 
 def _epoch_tables(epochs: Sequence[EpochRecord]) -> Iterator[str | Table]:
-    def milliseconds(times: Seconds | None) -> str:
+    def milliseconds(epoch: EpochRecord, name: str) -> str:
+        times = getattr(epoch.steps, name) if epoch.steps else None
         return f"{1e3 * times.max_s:.2f}" if times else ""
-
-    def factor(epoch: EpochRecord, name: str) -> str:
-        return f"{getattr(epoch.efficiency, name):.3f}" if epoch.efficiency else ""
-
-    def exposed(epoch: EpochRecord) -> str:
-        seconds = epoch.exposed_communication
-        return f"{seconds.mean_s:.3f}" if seconds else ""
 
     yield table_of(
         "epochs: slowest rank",
-        [(epoch, epoch.steps or StepTimes(num=0)) for epoch in epochs],
+        epochs,
         {
-            "epoch": lambda epoch, steps: str(epoch.epoch),
-            "train (s)": lambda epoch, steps: f"{epoch.train.max_s:.3f}",
-            "step: median": lambda epoch, steps: milliseconds(steps.median),
-            "99 % (ms)": lambda epoch, steps: milliseconds(steps.p99),
-            "exposed (s)": lambda epoch, steps: exposed(epoch),
-            "hidden": lambda epoch, steps: (
-                "" if epoch.hidden_share is None else f"{epoch.hidden_share:.0%}"
-            ),
-            "balance": lambda epoch, steps: factor(epoch, "load_balance"),
-            "communication": lambda epoch, steps: factor(epoch, "communication_efficiency"),
-            "POP": lambda epoch, steps: factor(epoch, "parallel_efficiency"),
+            "epoch": "epoch",
+            "train (s)": "train.max_s:.3f",
+            "step: median": lambda epoch: milliseconds(epoch, "median"),
+            "99 % (ms)": lambda epoch: milliseconds(epoch, "p99"),
+            "exposed (s)": "exposed_communication.mean_s:.3f",
+            "hidden": "hidden_share:.0%",
+            "balance": "efficiency.load_balance:.3f",
+            "communication": "efficiency.communication_efficiency:.3f",
+            "POP": "efficiency.parallel_efficiency:.3f",
         },
     )
     first = epochs[0].steps.first if epochs[0].steps else None
@@ -314,29 +303,23 @@ def _efficiency(record: RunRecord) -> Iterator[str]:
 
 
 def _communication_tables(communication: Communication) -> Iterator[Table]:
-    totals: dict[str, Callable[[Any], str]] = {
+    columns: dict[str, Column]
+    totals: dict[str, Column] = {
         "MiB": lambda each: f"{each.num_bytes / MIB:,.2f}",
-        "s per rank": lambda each: f"{each.time.mean_s:.3f}",
+        "s per rank": "time.mean_s:.3f",
     }
     if communication.collectives:
-        columns: dict[str, Callable[[Any], str]] = {
-            "library": lambda each: each.library,
-            "operation": lambda each: each.name,
-            "calls": lambda each: f"{each.num_calls:,}",
-            **totals,
-        }
-        rows = [(each,) for each in communication.collectives]
-        yield table_of("communication: all ranks", rows, columns, num_words=2)
+        columns = {"library": "library", "operation": "name", "calls": "num_calls:,", **totals}
+        yield table_of("communication: all ranks", communication.collectives, columns, num_words=2)
     if communication.message_sizes:
         columns = {
-            "library": lambda each: each.library,
+            "library": "library",
             "bytes": lambda each: f"{each.from_bytes:,} to {each.below_bytes - 1:,}",
-            "messages": lambda each: f"{each.num_calls:,}",
+            "messages": "num_calls:,",
             **totals,
             "MB/s of a rank": lambda each: f"{each.bytes_per_s / 1e6:,.1f}",
         }
-        sizes = [(each,) for each in communication.message_sizes]
-        yield table_of("messages by size", sizes, columns)
+        yield table_of("messages by size", communication.message_sizes, columns)
 
 
 def _energy_tables(energy: JobEnergy) -> Iterator[str | Table]:
@@ -345,11 +328,11 @@ def _energy_tables(energy: JobEnergy) -> Iterator[str | Table]:
         return
     yield table_of(
         "energy by kind of device",
-        [(group,) for group in energy.devices],
+        energy.devices,
         {
-            "device": lambda group: group.label,
-            "source": lambda group: group.source,
-            "devices": lambda group: str(group.num_devices),
+            "device": "label",
+            "source": "source",
+            "devices": "num_devices",
             "counted": lambda group: "yes" if group.counted else "no",
             "J of one: mean": lambda group: quantity(group.energy and group.energy.mean_j),
             "J: max": lambda group: quantity(group.energy and group.energy.max_j),
@@ -381,9 +364,9 @@ def _parameter_table(record: RunRecord) -> Table:
         "parameters set by the user",
         _set_by_user(record),
         {
-            "name": lambda name, parameter: name,
-            "value": lambda name, parameter: str(parameter.value),
-            "from": lambda name, parameter: parameter.origin,
+            "name": lambda row: row[0],
+            "value": lambda row: str(row[1].value),
+            "from": lambda row: row[1].origin,
         },
         num_words=3,
     )

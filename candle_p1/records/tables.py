@@ -9,18 +9,30 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+Column = str | Callable[[Any], str]
+
 
 def table_of(
-    title: str,
-    rows: Iterable[tuple[Any, ...]],
-    columns: Mapping[str, Callable[..., str]],
-    num_words: int = 1,
+    title: str, rows: Iterable[Any], columns: Mapping[str, Column], num_words: int = 1
 ) -> Table:
-    """Returns a table whose cells are the columns' functions applied to each row."""
+    """Returns a table with a row for each of some objects.
+
+    A column is a function of the object, or the path of an attribute and its format, such as
+    "time.mean_s:.3f". If a part of the path is None, the cell is empty.
+    """
     table = empty_table(title, *columns, num_words=num_words)
     for row in rows:
-        table.add_row(*(cell(*row) for cell in columns.values()))
+        table.add_row(*(_cell(row, column) for column in columns.values()))
     return table
+
+
+def _cell(value: Any, column: Column) -> str:
+    if not isinstance(column, str):
+        return column(value)
+    path, _, form = column.partition(":")
+    for name in path.split("."):
+        value = None if value is None else getattr(value, name)
+    return "" if value is None else format(value, form)
 
 
 def empty_table(title: str, *headings: str, num_words: int = 1) -> Table:
