@@ -250,7 +250,7 @@ def warmup_learning_rate(plan: ScalingPlan, step: int) -> float:
 
 
 def _integer_cube_root(n: int) -> int:
-    root = round(float(n) ** (1 / 3)) + 1
+    root = int(n ** (1 / 3)) + 1
     while root**3 > n:
         root -= 1
     return root
