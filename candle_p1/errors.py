@@ -1,18 +1,6 @@
 """Errors that a user can act on.
 
-Every error that this package raises on purpose is a CandleError::
-
-    CandleError                 exit code 2
-    ├── ParameterError          a flag, a key of a parameter file, or a combination of them
-    │   └── UnknownFlagError    a flag that a benchmark does not have
-    ├── DataError               a data file: what is wrong, in which file, on which line
-    ├── SetupError              the installation, the launcher or the machine
-    ├── RecordError             a run record that does not match its schema
-    ├── ModelError              runs, measurements or values from which no model can be made
-    ├── CheckpointError         a checkpoint that is damaged or cannot be written
-    ├── DistributedError        ranks that disagree, or gradients that are not averaged
-    └── RunInterrupted          a run that a signal has ended, after a checkpoint was saved
-
+Every error that this package raises on purpose is a CandleError, which ends a command with code 2.
 Its message names the file, line or parameter and says what to do. Any other exception is a bug, and
 is shown with its traceback.
 """

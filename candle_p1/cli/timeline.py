@@ -84,7 +84,6 @@ def _render(summary: TimelineSummary) -> Iterator[Any]:
     rows.sort(key=lambda row: row["first_s"])
     kinds, num_activities = [row["kind"] for row in rows], len(rows)
     of_kinds = {kind: row for kind, row in summary.kinds.items() if kinds.count(kind) > 1}
-    of_kinds |= {f"transfer by {name}": row for name, row in summary.libraries.items()}
     rows += [{"name": "", "kind": kind} | row for kind, row in of_kinds.items()]
     times = {"first": "{first_s:.3f}", "last": "{last_s:.3f}"}
     columns = {"activity": "{name}", "kind": "{kind}", "union": "{union_s:.3f}"}

@@ -72,7 +72,7 @@ def _section(
     experiment: Experiment, slug: str, findings: Iterable[Finding], *, with_model: bool
 ) -> Section:
     figures, missing = draw_figures(experiment, slug)
-    made = (_part(experiment, topic, slug, findings, figures) for topic in TOPICS)
+    made = (_part(experiment, topic, slug, figures) for topic in TOPICS)
     parts = [part for part in made if part]
     placed = {figure.slug for part in parts for figure in part.figures}
     if with_model:
@@ -101,25 +101,16 @@ def _section(
 
 
 def _part(
-    experiment: Experiment,
-    topic: Topic,
-    prefix: str,
-    findings: Iterable[Finding],
-    figures: Iterable[Drawing],
+    experiment: Experiment, topic: Topic, prefix: str, figures: Iterable[Drawing]
 ) -> Section | None:
-    """Returns what is said, drawn and tabulated about a topic; None where nothing is."""
+    """Returns what is drawn and tabulated about a topic; None where nothing is."""
     table = topic.make_table(experiment, prefix)
-    said = [
-        Statement(each.rule.title, [*each.sentences, *each.published])
-        for each in findings
-        if each.rule.topic == topic.slug and each.sentences and not each.rule.is_headline
-    ]
     names = tuple(f"{prefix}-{kind}" for kind in topic.figures)
     drawn = [each for each in figures if each.slug.rstrip("-0123456789") in names]
-    if not (table or said or drawn):
+    if not (table or drawn):
         return None
     tables, slug = [table] if table else [], f"{prefix}-{topic.slug}"
-    return Section(slug, topic.title, statements=said, figures=drawn, tables=tables)
+    return Section(slug, topic.title, figures=drawn, tables=tables)
 
 
 def _summary(experiment: Experiment, slug: str, findings: Iterable[Finding]) -> Section:
@@ -129,7 +120,7 @@ def _summary(experiment: Experiment, slug: str, findings: Iterable[Finding]) -> 
     said = [
         Statement(each.rule.title, [*each.sentences, *each.published], f"{slug}-{each.rule.topic}")
         for each in findings
-        if each.rule.is_headline and each.sentences
+        if each.sentences
     ]
     return Section("", experiment.title, [experiment.where], statements=said)
 

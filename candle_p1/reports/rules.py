@@ -8,35 +8,31 @@ raises MissingDataError, which says what is missing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from statistics import median
 
 import pandas as pd
 
 from candle_p1.reports import columns, quality, speed
-from candle_p1.reports.advice import Claim, dominating_parts, gained, on_ranks, what_to_change
-from candle_p1.reports.columns import ENERGY, EPOCH, TOTAL, Quantity
-from candle_p1.reports.experiments import MIN_IN_RATIO, Experiment, describe
-from candle_p1.reports.frame import BATCH, MissingDataError
-from candle_p1.reports.published import (
-    METHOD_LOADER,
-    ORIGINAL_LOADER,
-    PAPER_LOADERS,
-    published,
-    published_epochs,
-)
-from candle_p1.reports.speed import FileLoad, file_loads, largest_files
+from candle_p1.reports.columns import ENERGY, TOTAL, Quantity, time_parts
+from candle_p1.reports.experiments import MIN_IN_RATIO, Experiment, Point, Series, describe
+from candle_p1.reports.frame import BATCH, LOADING, STRONG, TRAINING, WAITING, MissingDataError, Run
+from candle_p1.reports.published import published, published_epochs
+from candle_p1.reports.speed import Improvement, improvements
 from candle_p1.reports.statistics import Estimate, estimate_difference, estimate_ratio
 from candle_p1.reports.words import contents, interval, listed, number, percent
 from candle_p1.text import count
 
-MAX_SENTENCES = 6
+MAX_SENTENCES = MAX_NAMES = 6
 """The number of sentences of one kind about one experiment; its table has the others."""
 
-COMPARED_ELSEWHERE = {"loader", "load_threads", "staged", "kernels", "epochs"}
+Claim = tuple[bool, str]
+"""Whether a 95 % interval supports it, and its sentence, without a full stop."""
+
+SLOW_LOADERS = ("original", "chunked", "chunked_rows", "dask", "arrow", "polars")
+"""With these, every rank reads the whole file."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +43,6 @@ class Rule:
     title: str
     topic: str
     published: Sequence[str] = ()
-    is_headline: bool = False
-    in_table: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,8 +78,7 @@ def _apply(rule: Rule, experiment: Experiment) -> Finding:
         missing = "" if sure or unsure else "no runs can be compared"
     except MissingDataError as error:
         missing = str(error)
-    more = len(sure) - MAX_SENTENCES
-    if rule.in_table and more > 0:
+    if (more := len(sure) - MAX_SENTENCES) > 0:
         sure = [*sure[:MAX_SENTENCES], f"the table has {more} more"]
     names = tuple(series.name for series in experiment.series)
     sentences = tuple(
@@ -93,6 +86,139 @@ def _apply(rule: Rule, experiment: Experiment) -> Finding:
     )
     told = tuple(map(str, published(experiment, *rule.published))) if sure else ()
     return Finding(rule, sentences, told, tuple(unsure[:MAX_SENTENCES]), missing)
+
+
+def on_ranks(counts: Sequence[int]) -> str:
+    """Returns "on 1 rank" or "on 2 and 4 ranks"."""
+    return f"on {listed(counts)} rank{'s' * (list(counts) != [1])}"
+
+
+def gained(gain: Improvement) -> str:
+    """Returns "improved by 40.0 % (…) on 4 ranks" or "worsened by …", with the interval."""
+    verb, change = "improved", gain.percent
+    if change.value < 0:
+        verb, change = "worsened", change.map(lambda value: -value)
+    where = on_ranks([gain.num_ranks]) if gain.num_ranks else "over all numbers of ranks"
+    of = "run" if gain.num_ranks else "pair"
+    return f"{verb} by {number(change.value)} % ({interval(change, of)}) {where}"
+
+
+def dominating_parts(experiment: Experiment) -> Iterator[Claim]:
+    """Yields what takes the most time, at which scale; series that agree share a sentence.
+
+    Raises:
+        MissingDataError: Runs of a point disagree.
+    """
+    mixed: list[str] = []
+    alike: dict[tuple[tuple[str, tuple[int, ...]], ...], list[Series]] = {}
+    for series in experiment.series:
+        scales: dict[str, list[int]] = {}
+        for point in series.timed:
+            found = _dominating_part(point)
+            if found:
+                scales.setdefault(found[0], []).append(point.num_ranks)
+            else:
+                mixed.append(f"{series.name} {on_ranks([point.num_ranks])}")
+        if scales:
+            key = tuple((part, tuple(counts)) for part, counts in scales.items())
+            alike.setdefault(key, []).append(series)
+    for scales_of, members in alike.items():
+        parts = [_part_words(part, counts, members) for part, counts in scales_of]
+        yield True, f"{_names(members)}: the largest part of the time is {', '.join(parts)}"
+    if mixed:
+        raise MissingDataError(
+            f"the largest part differs between runs: {'; '.join(mixed[:MAX_NAMES])}"
+        )
+
+
+def what_to_change(experiment: Experiment) -> Iterator[Claim]:
+    """Yields what would shorten the runs on the most ranks."""
+    seen: dict[str, list[Series]] = {}
+    for series in experiment.series:
+        found = _dominating_part(series.timed[-1]) if series.timed else None
+        if found:
+            seen.setdefault(_advice(experiment, series, found[0]), []).append(series)
+    for advice, members in seen.items():
+        ranks = on_ranks(sorted({each.timed[-1].num_ranks for each in members}))
+        yield True, f"{_names(members)}, {ranks}: {advice}"
+
+
+def _names(series: Sequence[Series]) -> str:
+    if len(series) > MAX_NAMES:
+        return f"{len(series)} series"
+    return "; ".join(each.name for each in series)
+
+
+def _dominating_part(point: Point) -> tuple[str, float] | None:
+    """Returns the part that takes the most time in every run, with its median share.
+
+    None where that is not the same part in all runs.
+    """
+    parts = time_parts(point.runs)
+    largest = parts.idxmax(axis=1).unique()
+    shares = parts[largest[0]] / parts.sum(axis=1)
+    return (largest[0], shares.median()) if len(largest) == 1 and shares.notna().any() else None
+
+
+def _part_words(part: str, counts: tuple[int, ...], members: list[Series]) -> str:
+    """Returns "data loading on 2 and 4 ranks (51 to 60 % of the total time, 6 runs)"."""
+    points = [point for each in members for num in counts if (point := each.at(num))]
+    shares = [found[1] for point in points if (found := _dominating_part(point))]
+    num_runs = sum(len(point.runs) for point in points)
+    low, high = percent(min(shares)), percent(max(shares))
+    span = low if low == high else f"{low.removesuffix(' %')} to {high}"
+    return f"{part} {on_ranks(counts)} ({span} of the total time, {count(num_runs, 'run')})"
+
+
+def _advice(experiment: Experiment, series: Series, part: str) -> str:
+    if part == TRAINING:
+        return _about_training(experiment, series)
+    loader = series.timed[-1].runs["loader"].iloc[0]
+    if part in (LOADING, WAITING) and loader in SLOW_LOADERS:
+        gain = _measured_gain(experiment, series)
+        return f"use --loader parallel, which reads every byte once per job; {gain}"
+    advice = contents()["advice"]
+    return str(advice.get(part) or advice.get(loader) or advice["cached"])
+
+
+def _about_training(experiment: Experiment, series: Series) -> str:
+    runs: list[Run] = list(series.timed[-1].runs["run"])
+    times = [times for point in series.timed if (times := point.positive(TOTAL))]
+    trained, needed = runs[0]["epochs_per_rank"] or 0, published_epochs(experiment)
+    gain = estimate_ratio(times[-2], times[-1]) if len(times) > 1 else None
+    if experiment.mode != STRONG:
+        kind = "weak"
+    elif all(map(_uses_all_cores, runs)):
+        kind = "all_cores"
+    elif gain is None:
+        kind = "one_size"
+    elif gain.low <= 1:
+        words = {"factor": number(gain.value), "interval": interval(gain)}
+        return str(contents()["training"]["no_gain"].format(**words))
+    elif not needed or runs[0]["settings"].get("data_parallel") == "batch_step":
+        kind = "gains"
+    else:
+        kind = "few_epochs" if trained < needed else "enough_epochs"
+    return str(contents()["training"][kind].format(trained=trained, needed=needed))
+
+
+def _uses_all_cores(run: Run) -> bool:
+    """Returns whether a run had one node, computed on CPUs, and had a thread for each core."""
+    ranks = run.record.ranks or ()
+    if run["devices"] != "cpu" or len({rank.host for rank in ranks}) > 1:
+        return False
+    return bool(sum(rank.threads for rank in ranks) >= run["num_cores"])
+
+
+def _measured_gain(experiment: Experiment, series: Series) -> str:
+    settings = {**series.settings, "loader": "parallel"}
+    other = next((each for each in experiment.series if each.settings == settings), None)
+    if other is None:
+        return "its effect was not measured here"
+    for each in improvements(series, other, TOTAL):
+        if each.percent.excludes(0) and each.num_ranks in (series.timed[-1].num_ranks, None):
+            return f"here the total time {gained(each)}"
+    return "its effect here is not significant, or was measured in too few runs"
 
 
 def _improvement(experiment: Experiment, *, quantity: Quantity, of_method: bool) -> Iterator[Claim]:
@@ -107,7 +233,7 @@ def _improvement(experiment: Experiment, *, quantity: Quantity, of_method: bool)
     pairs = speed.pairs(experiment, {of_method})
     if not pairs:
         raise MissingDataError(speed.NO_METHOD_PAIR if of_method else speed.NO_OTHER_PAIR)
-    gains = {pair: found for pair in pairs if (found := speed.improvements(*pair, quantity))}
+    gains = {pair: found for pair in pairs if (found := improvements(*pair, quantity))}
     if not gains:
         raise MissingDataError(
             f"the series to compare have no runs with {quantity.title} on the same number of ranks"
@@ -122,87 +248,15 @@ def _improvement(experiment: Experiment, *, quantity: Quantity, of_method: bool)
         yield bool(sure), f"{compared}: {'; '.join(parts)}"
 
 
-def _epoch_growth(experiment: Experiment) -> Iterator[Claim]:
-    of_series = {e.name: speed.speedups(experiment, e, EPOCH) for e in experiment.series}
-    last_of = {name: found[-1] for name, found in of_series.items() if found}
-    if not last_of:
-        raise MissingDataError("no series was run on two numbers of ranks")
-    for name, last in last_of.items():
-        growth = last.speedup.map(lambda factor: 1 / factor)
-        told = (
-            f"{name}: {on_ranks([last.point.num_ranks])}, an epoch takes {number(growth.value)}"
-            f" times as long ({interval(growth)}) as the {number(last.base_s)} s"
-            f" {on_ranks([last.base.num_ranks])}"
-        )
-        apart = f"; {last.compiled_apart}" if last.compiled_apart else ""
-        yield last.speedup.excludes(1), told + apart
-
-
-def _method_loading(experiment: Experiment) -> Iterator[Claim]:
-    if not experiment.loaders.issuperset(PAPER_LOADERS):
-        raise MissingDataError(f"no runs used --loader {' and '.join(PAPER_LOADERS)}")
-    return _loading(experiment, ORIGINAL_LOADER, {METHOD_LOADER})
-
-
-def _other_loading(experiment: Experiment) -> Iterator[Claim]:
-    others = experiment.loaders.difference(PAPER_LOADERS)
-    if not others:
-        raise MissingDataError("no run used another loader than the paper's")
-    if experiment.loaders.isdisjoint(PAPER_LOADERS):
-        raise MissingDataError(f"no run used --loader {' or '.join(PAPER_LOADERS)}")
-    return chain.from_iterable(_loading(experiment, base, others) for base in PAPER_LOADERS)
-
-
-def _loading(experiment: Experiment, base: str, others: Collection[str]) -> Iterator[Claim]:
-    loads_of: dict[str, list[FileLoad]] = defaultdict(list)
-    for load in file_loads(experiment, experiment.series):
-        loads_of[load.alike].append(load)
-    for loads in loads_of.values():
-        (largest,) = largest_files(loads, 1)
-        of_file = [load for load in loads if (load.role, load.file_mb) == largest]
-        counts = sorted({load.num_ranks for load in of_file})
-        for num_ranks in dict.fromkeys((counts[0], counts[-1])):
-            alike = [load for load in of_file if load.num_ranks == num_ranks]
-            first = next((load for load in alike if load.loader == base), None)
-            if first:
-                yield from _against(first, [load for load in alike if load.loader in others])
-
-
-def _against(base: FileLoad, others: Sequence[FileLoad]) -> Iterator[Claim]:
-    factors: dict[bool, list[str]] = {True: [], False: []}
-    for load in others:
-        ratio, word = estimate_ratio(base.seconds, load.seconds), "faster"
-        if ratio.value < 1:
-            ratio, word = ratio.map(lambda factor: 1 / factor), "slower"
-        told = f"{load.method} is {word} by a factor of {_told(ratio)}"
-        factors[ratio.excludes(1)].append(told)
-    told = (
-        f"{on_ranks([base.num_ranks])}, loading the {base.role} file ({number(base.file_mb)} MB)"
-        f" takes {number(base.estimate.value)} s with {base.method}"
-    )
-    yield from ((sure, f"{told}; {', '.join(each)}") for sure, each in factors.items() if each)
-
-
 def _batch_strategies(experiment: Experiment) -> Iterator[Claim]:
     if experiment.mode != BATCH or "batch_scaling" not in experiment.varied:
         raise MissingDataError("no runs differ in --batch_scaling")
     for num_ranks in experiment.rank_counts:
         if num_ranks > 1:
-            yield from _best_and_fastest(experiment, num_ranks)
-
-
-def _other_settings(experiment: Experiment) -> Iterator[Claim]:
-    elsewhere = COMPARED_ELSEWHERE | ({"batch_scaling"} if experiment.mode == BATCH else set())
-    if elsewhere.issuperset(experiment.varied):
-        raise MissingDataError("no other setting was varied")
-    yield from _best_and_fastest(experiment, experiment.rank_counts[-1])
-
-
-def _best_and_fastest(experiment: Experiment, num_ranks: int) -> Iterator[Claim]:
-    name = columns.merit(experiment.runs)
-    if name and not experiment.limits:
-        yield from _first(experiment, num_ranks, columns.quality_on_test(name))
-    yield from _first(experiment, num_ranks, TOTAL)
+            name = columns.merit(experiment.runs)
+            if name and not experiment.limits:
+                yield from _first(experiment, num_ranks, columns.quality_on_test(name))
+            yield from _first(experiment, num_ranks, TOTAL)
 
 
 def _first(experiment: Experiment, num_ranks: int, quantity: Quantity) -> Iterator[Claim]:
@@ -323,10 +377,6 @@ CLAIMS: dict[str, Callable[[Experiment], Iterable[Claim]]] = {
     "epochs_needed": _epochs_needed,
     "batch_strategies": _batch_strategies,
     "what_to_change": what_to_change,
-    "epoch_growth": _epoch_growth,
-    "method_loading": _method_loading,
-    "other_loading": _other_loading,
-    "other_settings": _other_settings,
 }
 """What yields what the records show; raises MissingDataError where they lack what it needs."""
 

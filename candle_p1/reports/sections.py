@@ -131,7 +131,7 @@ def _loading(experiment: Experiment) -> Content:
     """Returns the time to load each file, by loader, followed by the paper's Tables 3 and 4."""
     rows: list[tuple[Cell, ...]] = [
         (load.role, load.file_mb, load.method, load.num_ranks, load.estimate, "measured")
-        for load in file_loads(experiment, experiment.series)
+        for load in file_loads(experiment)
     ]
     for each in published_loading(experiment.benchmark) if rows else ():
         of_paper = f"published: {each.machine}, Table {each.table}"

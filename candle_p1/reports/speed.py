@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -210,12 +210,12 @@ class FileLoad:
         return estimate_median(self.seconds)
 
 
-def file_loads(experiment: Experiment, series: Sequence[Series]) -> list[FileLoad]:
+def file_loads(experiment: Experiment) -> list[FileLoad]:
     """Returns the loads of every file, the largest first, by loader and number of ranks."""
     names = [name for name in experiment.varied if name in ABOUT_LOADING]
     times: dict[tuple[str, str, str, str, int], dict[int, float]] = defaultdict(dict)
     sizes: dict[tuple[str, str], int] = {}
-    for each in series:
+    for each in experiment.series:
         own = {name: each.settings[name] for name in names if name in each.settings}
         alike = describe({name: own[name] for name in own if name in ABOUT_FILES})
         for run in (run for point in each.timed for run in point.runs["run"]):
@@ -232,11 +232,6 @@ def file_loads(experiment: Experiment, series: Sequence[Series]) -> list[FileLoa
     return sorted(
         loads, key=lambda e: (-e.file_mb, e.role, e.loader != "original", e.method, e.num_ranks)
     )
-
-
-def largest_files(loads: Sequence[FileLoad], num: int) -> list[tuple[str, float]]:
-    """Returns roles and sizes in MB of the largest files, the largest first."""
-    return list(dict.fromkeys((load.role, load.file_mb) for load in loads))[:num]
 
 
 def scaling_table(experiment: Experiment) -> Content:

@@ -57,8 +57,6 @@ LABEL_PERCENT = 10
 MAX_LINES = 7
 """With more numbers of ranks than this in a plot over epochs, their runs are counted together."""
 
-MAX_FILES = 3
-
 
 def performance(_experiment: Experiment, series: Sequence[Series]) -> Figure:
     """Draws loading, training and total time."""
@@ -96,17 +94,6 @@ def epochs_per_rank(experiment: Experiment, _series: Sequence[Series]) -> Figure
         reference = ("x", needed, f"published: {needed}")
         panels = [panel._replace(reference=reference) for panel in panels]
     return line_figure(panels, x_label="epochs per rank", from_zero=False)
-
-
-def communication(experiment: Experiment, series: Sequence[Series]) -> Figure:
-    """Draws time per epoch, communication's share of training, and POP's efficiencies."""
-    if max(experiment.rank_counts) == 1:
-        raise MissingDataError("all runs had one rank, which does not communicate")
-    missing = "no run logged its communication (--communication_log)"
-    _panels(series, (columns.COMMUNICATION,), missing)
-    of_whole = (columns.LOAD_BALANCE, columns.PARALLEL_EFFICIENCY)
-    shown = (columns.EPOCH, columns.COMMUNICATION, *of_whole)
-    return line_figure(_panels(series, shown), columns=2)
 
 
 def energy(experiment: Experiment, series: Sequence[Series]) -> Figure:
@@ -168,22 +155,6 @@ def gain(experiment: Experiment, series: Sequence[Series]) -> Figure:
     if not panels:
         raise MissingDataError("the series to compare have no runs on the same number of ranks")
     return line_figure(panels, columns=len(bases) if len(bases) > 1 else None, same_y=True)
-
-
-def loaders(experiment: Experiment, series: Sequence[Series]) -> Figure:
-    """Draws the time to load each file, with a line per loader: the paper's Tables 3 and 4."""
-    loads = speed.file_loads(experiment, series)
-    methods = list(dict.fromkeys(load.method for load in loads))
-    if len(methods) < 2:
-        raise MissingDataError("all runs used the same loader")
-    panels: list[Panel] = []
-    for role, file_mb in speed.largest_files(loads, MAX_FILES):
-        lines: dict[str, list[Mark]] = {method: [] for method in methods}
-        for load in loads:
-            if (load.role, load.file_mb) == (role, file_mb):
-                lines[load.method].append(Mark(load.num_ranks, load.estimate, load.seconds))
-        panels.append(Panel(f"{role}, {number(file_mb)} MB", lines, "slowest rank (s)"))
-    return line_figure(panels, same_y=True)
 
 
 def time_shares(_experiment: Experiment, series: Sequence[Series]) -> Figure:
@@ -273,8 +244,6 @@ DRAW: dict[str, Callable[[Experiment, Sequence[Series]], Figure | tuple[Figure, 
     "scaling": scaling,
     "quality": quality,
     "epochs": epochs_per_rank,
-    "communication": communication,
-    "loaders": loaders,
     "energy": energy,
     "power": time.power_over_time,
     "timeline": time.timeline_over_time,
@@ -331,9 +300,8 @@ def draw_figures(
 
 def _paper(experiment: Experiment, slug: str) -> str:
     """Returns what to add to a caption where the paper has such a figure or table."""
-    figures, name = content()["figures"], experiment.benchmark
-    of_both = figures.get(name, {}) | figures.get(f"{name}-{experiment.mode}", {})
-    figure = of_both.get(slug)
+    figures = content()["figures"].get(f"{experiment.benchmark}-{experiment.mode}", {})
+    figure = figures.get(slug)
     if figure and slug == "improvement":
         found = f" The improvement of chunked over original corresponds to the paper's {figure}."
         return found if speed.pairs(experiment, {True}) else ""

@@ -34,7 +34,6 @@ from candle_p1.reports.timeline.steps import (
 GRADIENT = r"(^|/)gradient\.\d+\."
 """How `candle_p1.distributed.optimizer` names gradients."""
 
-RANK = re.compile(r"[0-9]{1,9}")
 MAX_UNFINISHED = 100
 """The number shown of the events that had not ended when the timeline did."""
 MAX_DIMENSIONS = 16
@@ -51,7 +50,6 @@ class TimelineSummary:
         origin_epoch_us: The time of day at which the clock was 0; None where the file lacks it.
         kinds: By kind (`events.Activity.kind`): the length of the union of all intervals
             (`union_s`), their number, one for each tensor (`num`), `first_s` and `last_s`.
-        libraries: The same for the transfers of each communication library.
         activities: The same by the names in the file, with kind, operation and library.
         messages: By the activity of a library: number and bytes of its messages.
         tensors: In the order of appearance: totals over a tensor's operations. A tensor in a fused
@@ -59,12 +57,8 @@ class TimelineSummary:
         num_steps: Rounds of allreduces of the gradients, see `steps.Steps`.
         steps: Columns with a value for each step.
         broadcast: The paper's broadcast overhead; None without a broadcast.
-        ranks: By rank, how often it took part in a negotiation, how often as the last one, and how
-            long after the start of the negotiation on average. Horovod logs this only where its
-            response cache does not answer, that is, for the first operation on a tensor.
         unfinished: The first events that had not ended, with their tensors: what a run that hung
             was waiting for.
-        num_unmatched: End events without a begin event.
         rows: When the activities that a figure shows take place, by `Activity` without a name.
     """
 
@@ -75,16 +69,13 @@ class TimelineSummary:
     begin_s: float
     end_s: float
     kinds: dict[str, dict[str, Any]]
-    libraries: dict[str, dict[str, Any]]
     activities: dict[str, dict[str, Any]]
     messages: dict[str, dict[str, Any]]
     tensors: list[dict[str, Any]]
     num_steps: int
     steps: dict[str, list[Any]]
     broadcast: BroadcastOverhead | None
-    ranks: dict[int, dict[str, Any]]
     unfinished: list[dict[str, Any]]
-    num_unmatched: int
     rows: dict[Activity, CoverageUnion] = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -159,7 +150,6 @@ class _Tensor:
     num_bytes: int | None = None
     us: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # by kind
     open: list[tuple[Activity, int]] = field(default_factory=list)
-    last_ready: int | None = None  # the rank
     messages: list[_Message] = field(default_factory=list)
     step: GradientStep | None = None
 
@@ -171,17 +161,15 @@ class _Walk:
         self._tensors: dict[int, _Tensor] = {}
         self._unions: dict[Activity, list[RunningUnion]] = {}
         self._by: dict[str, dict[str, RunningUnion]] = {
-            key: defaultdict(RunningUnion) for key in ("kind", "library", "name")
+            key: defaultdict(RunningUnion) for key in ("kind", "name")
         }
         self._rows: dict[Activity, CoverageUnion] = defaultdict(CoverageUnion)
         self._steps, self._broadcast = Steps(), InitialBroadcast()
         self._message: dict[str, _Message] = {}  # the latest of each activity
         self._messages: dict[str, _Messages] = defaultdict(_Messages)
-        self._ranks: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0])  # ready, last, µs
         self._first_us: int | None = None
         self._us = 0
         self._origin_epoch_us: int | None = None
-        self._num_unmatched = 0
 
     def take(self, event: Event) -> None:
         phase = event["ph"]
@@ -198,16 +186,6 @@ class _Walk:
             self._end(event["pid"], event.get("args", {}))
         elif phase == "B":
             self._begin(event["pid"], classify(event["name"]))
-        elif phase == "X":
-            self._ready(event["pid"], event["name"])
-
-    def _ready(self, pid: int, rank: str) -> None:
-        tensor = self._tensors.get(pid)
-        if tensor and tensor.open and RANK.fullmatch(rank):
-            tensor.last_ready = int(rank)
-            counts = self._ranks[int(rank)]
-            counts[0] += 1
-            counts[2] += self._us - tensor.open[-1][1]
 
     def _begin(self, pid: int, activity: Activity) -> None:
         us = self._us
@@ -239,7 +217,6 @@ class _Walk:
         us = self._us
         tensor = self._tensors.get(pid)
         if tensor is None or not tensor.open:
-            self._num_unmatched += 1
             return
         activity, begin_us = tensor.open.pop()
         tensor.us[activity.kind] += us - begin_us
@@ -249,9 +226,6 @@ class _Walk:
         if activity.kind == NEGOTIATE:
             if tensor.step:
                 tensor.step.negotiate.end(us)
-            if tensor.last_ready is not None:
-                self._ranks[tensor.last_ready][1] += 1
-                tensor.last_ready = None
         elif activity.kind == TRANSFER:
             if tensor.messages:
                 tensor.messages[-1].end_us = us
@@ -310,7 +284,6 @@ class _Walk:
             begin_s=(self._first_us or 0) / US_PER_S,
             end_s=self._us / US_PER_S,
             kinds=_union_rows(self._by["kind"]),
-            libraries=_union_rows(self._by["library"]),
             activities={
                 name: dict(zip(Activity._fields[1:], classify(name)[1:], strict=True)) | row
                 for name, row in _union_rows(self._by["name"]).items()
@@ -324,12 +297,7 @@ class _Walk:
             num_steps=len(steps["begin_s"]),
             steps=steps,
             broadcast=self._broadcast.overhead(self._us),
-            ranks={
-                rank: {"num": num, "num_last": last, "mean_after_s": us / num / US_PER_S}
-                for rank, (num, last, us) in sorted(self._ranks.items())
-            },
             unfinished=sorted(unfinished, key=lambda row: row["begin_s"])[:MAX_UNFINISHED],
-            num_unmatched=self._num_unmatched,
             rows=dict(self._rows),
         )
 
