@@ -44,22 +44,14 @@ def scatter_by_class(
 ) -> None:
     """Plots points in the plane as a PNG file, with a colour and marker for each class.
 
-    Args:
-        path: The file.
-        points: Shape (samples, 2).
-        classes: Index into `names`, shape (samples,).
-        names: The names of the classes.
-        title: The title of the figure.
-        axes: The labels of the two axes.
-        warning: What the reader must know to read the plot rightly.
+    The points have shape (samples, 2), and the classes (samples,): indices into the names. The
+    warning is what the reader must know to read the plot rightly.
     """
     import matplotlib
 
     figure, plot = _new(title, *axes)
-    if warning:
-        plot.text(
-            0.5, 0.97, warning, color=VERMILION, transform=plot.transAxes, ha="center", va="top"
-        )
+    look: Any = {"color": VERMILION, "ha": "center", "va": "top", "transform": plot.transAxes}
+    plot.text(0.5, 0.97, warning, **look)
     colours = matplotlib.colormaps["tab20"].colors  # type: ignore[attr-defined]
     for i, name in enumerate(names):
         chosen = points[classes == i]
@@ -115,11 +107,7 @@ def confusion_matrix(
 ) -> None:
     """Plots how often samples of each class are taken for each class, coloured by shares of rows.
 
-    Args:
-        path: The file.
-        counts: Shape (classes, classes): true classes in rows, predicted ones in columns.
-        names: The names of the classes.
-        title: The title of the figure.
+    The counts have shape (classes, classes): true classes in rows, predicted ones in columns.
     """
     from matplotlib.figure import Figure
 
@@ -154,15 +142,9 @@ def class_curves(
     number: str,
     reference: str = "",
 ) -> None:
-    """Plots a curve of each class in the unit square.
+    """Plots a curve of each class in the unit square, and the diagonal if it has a label.
 
-    Args:
-        path: The file.
-        curves: The points (xs, ys) of each class, by the label of its curve.
-        title: The title of the figure.
-        axes: The labels of the two axes.
-        number: What the number in a label is.
-        reference: The label of the diagonal, if there is one.
+    The points (xs, ys) are by the labels of the curves, in which a number is what `number` says.
     """
     import matplotlib
 
@@ -239,9 +221,8 @@ def curves(history: Mapping[str, Sequence[float]], *, title: str) -> Figure:
     names.sort(key=lambda name: name != "loss")
     names = names[:MAX_CURVES]
     width, height = SIZE_INCHES
-    figure = Figure(
-        figsize=(0.7 * width * len(names), 0.8 * height), dpi=DOTS_PER_INCH, layout="constrained"
-    )
+    size = 0.7 * width * len(names), 0.8 * height
+    figure = Figure(figsize=size, dpi=DOTS_PER_INCH, layout="constrained")
     figure.suptitle(title)
     plots = figure.subplots(1, len(names), squeeze=False)[0]
     for plot, name in zip(plots, names, strict=True):
@@ -284,9 +265,8 @@ def compared_times(
     from matplotlib.figure import Figure
 
     published_methods = [method for times in published.values() for method in times]
-    rows = {
-        method: row for row, method in enumerate(dict.fromkeys([*measured, *published_methods]))
-    }
+    methods = dict.fromkeys([*measured, *published_methods])
+    rows = {method: row for row, method in enumerate(methods)}
     size_inches = (1.5 * SIZE_INCHES[0], 2 + 0.55 * len(rows))
     figure = Figure(figsize=size_inches, dpi=DOTS_PER_INCH, layout="constrained")
     figure.suptitle(title)
@@ -298,28 +278,17 @@ def compared_times(
         apart = np.linspace(-0.3, 0.3, len(times) + 2)[1:-1]  # equal times would hide each other
         dots = plots[0].scatter(times, row + apart, s=25, color=BLUE, alpha=0.6, linewidths=0)
         line = plots[0].vlines(median, row - 0.35, row + 0.35, color=VERMILION, linewidth=2)
-        plots[0].annotate(
-            f"{median:.3g}",
-            (max(times), row),
-            (8, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize="small",
-        )
+        look: Any = {"textcoords": "offset points", "va": "center", "fontsize": "small"}
+        plots[0].annotate(f"{median:.3g}", (max(times), row), (8, 0), **look)
     legend: dict[str, Artist] = {"a repeat": dots, "median": line}
     plots[0].set_yticks(list(rows.values()), list(rows))
     plots[0].set_ylim(len(rows) - 0.5, -0.5)
     for i, (machine, times_of) in enumerate(published.items()):
         plots[1].set_title(published_title, fontsize="medium")
-        legend[machine] = plots[1].scatter(
-            list(times_of.values()),
-            [rows[method] for method in times_of],
-            s=45,
-            marker=MARKERS[1 + i],
-            facecolors="none",
-            edgecolors=(GREEN, PURPLE)[i % 2],
-            linewidths=1.5,
-        )
+        look = {"s": 45, "marker": MARKERS[1 + i], "edgecolors": (GREEN, PURPLE)[i % 2]}
+        look |= {"facecolors": "none", "linewidths": 1.5}
+        places = [rows[method] for method in times_of]
+        legend[machine] = plots[1].scatter(list(times_of.values()), places, **look)
     for plot in plots:
         right = 1.15 * plot.get_xlim()[1]
         plot.set_xlim(-0.01 * right, right)

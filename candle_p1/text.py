@@ -78,11 +78,7 @@ def print_error(message: object) -> None:
 def columns(file: TextIO | None = None) -> int | None:
     """Returns the width that lines have to fit: $COLUMNS, or that of the terminal.
 
-    Args:
-        file: What is written to, by default standard output.
-
-    Returns:
-        None if $COLUMNS is not set and the file is not a terminal.
+    None if $COLUMNS is not set and the file, by default standard output, is not a terminal.
     """
     named = os.environ.get(WIDTH_VARIABLE, "")
     if re.fullmatch("[1-9][0-9]{0,4}", named):
@@ -116,10 +112,8 @@ def wrap_command(argv: Sequence[str], width: int | None, prompt: str = "") -> st
 def table_lines(table: Table, width: int | None, rule: str = "─") -> list[str]:
     """Returns a table as lines, as rich lays it out, or every row as a paragraph if words are long.
 
-    Args:
-        table: Its title, headings, cells and justification are used, not its style.
-        width: The largest width, if it is limited; otherwise no cell is broken.
-        rule: The character of horizontal lines.
+    Its style is not used. If the width is not limited, no cell is broken. The rule is the character
+    of horizontal lines.
     """
     from rich import box
     from rich.cells import cell_len

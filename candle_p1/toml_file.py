@@ -1,13 +1,7 @@
 """TOML files that describe something: machines, studies, published values.
 
-A file is read into a pydantic model. Whatever does not fit it becomes one ParameterError, which
-names the file and the key::
-
-    class Colour(TomlTable):
-        name: str
-        red: int = 0
-
-    colour = validate(Colour, read_toml(path), path)
+A file is read into a pydantic model: ``validate(MODEL, read_toml(path), path)``. Whatever does not
+fit it becomes one ParameterError, which names the file and the key.
 """
 
 from __future__ import annotations
@@ -90,12 +84,7 @@ def _entries(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def validate(model: type[Model], content: dict[str, Any], path: Path) -> Model:
-    """Returns the content of a file as a model.
-
-    Args:
-        model: The model, usually a `TomlTable`.
-        content: The content of the file, to which the caller may have added keys.
-        path: The file, for messages.
+    """Returns the content of a file, to which the caller may have added keys, as a model.
 
     Raises:
         ParameterError: The content does not fit the model; names every key that is wrong.

@@ -167,15 +167,11 @@ class Gpu(harness.Comparison):
 
     def jobs(self) -> list[Job]:
         """Returns the jobs of all benchmarks and precisions, the most important ones first."""
-        jobs: list[Job] = []
+        jobs, every = list[Job](), (OURS, OURS_PLAIN, PLAIN)
         plan: list[tuple[str, tuple[str, ...], bool, int]] = [
-            (DEFAULT, (OURS, OURS_PLAIN, PLAIN), False, 1),
+            (DEFAULT, every, False, 1),
             (DEFAULT, (OURS,), True, 1),
-            *(
-                (each, (OURS, OURS_PLAIN, PLAIN), False, 1)
-                for each in PRECISIONS
-                if each != DEFAULT
-            ),
+            *((each, every, False, 1) for each in PRECISIONS if each != DEFAULT),
         ]
         if self.num_ranks and self.num_ranks > 1:
             plan.append((DEFAULT, (OURS,), False, self.num_ranks))
@@ -290,14 +286,9 @@ class Gpu(harness.Comparison):
         for each in results:
             fair_s = ours_s.get(_conditions(each))
             each["times_ours"] = each["step_s"] / fair_s if fair_s else None
-        names, precisions = list(self.benchmarks), list(PRECISIONS)
-        results.sort(
-            key=lambda r: (
-                names.index(r["benchmark"]) if r["benchmark"] in names else len(names),
-                precisions.index(r["precision"]),
-                r["num_ranks"],
-            )
-        )
+        order = {name: i for i, name in enumerate((*self.benchmarks, *PRECISIONS))}
+        names = ("benchmark", "precision")
+        results.sort(key=lambda r: ([order.get(r[n], len(order)) for n in names], r["num_ranks"]))
         return {"results": results, "absent": self.absent}
 
     def _result(

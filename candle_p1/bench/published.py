@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
@@ -90,13 +88,10 @@ def collect(name: str | None) -> dict[str, Any]:
 
 def to_csv(report: Mapping[str, Any]) -> str:
     """Returns the values as CSV, with a column for each of their fields."""
-    text = io.StringIO()
-    names = [field.name for field in fields(Published)]
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    for value in report["values"]:
-        writer.writerow(value | {"loaders": " ".join(value["loaders"])})
-    return text.getvalue()
+    import pandas as pd
+
+    rows = [value | {"loaders": " ".join(value["loaders"])} for value in report["values"]]
+    return pd.DataFrame(rows, dtype=object).to_csv(index=False)
 
 
 def render(report: Mapping[str, Any]) -> Iterator[str | Table]:

@@ -72,14 +72,12 @@ class Panel(NamedTuple):
     Attributes:
         lines: The marks of each line, by label.
         y_label: The unit, or what the values are.
-        ideal: The points of a curve to compare with.
         reference: An axis ("x" or "y"), a value on it that is marked by a line, and its label.
     """
 
     title: str
     lines: Mapping[str, Sequence[Mark]]
     y_label: str = ""
-    ideal: Sequence[tuple[float, float]] = ()
     reference: tuple[str, float, str] | None = None
 
     @property
@@ -92,7 +90,7 @@ class Panel(NamedTuple):
         """All that has to be seen of the y axis."""
         at = [self.reference[1]] if self.reference and self.reference[0] == "y" else []
         runs = [v for _, e, values in self.marks for v in values or (e.low, e.high)]
-        return [*at, *runs, *(y for _, y in self.ideal)]
+        return [*at, *runs]
 
 
 def new_figure(
@@ -119,13 +117,13 @@ def line_figure(
     *,
     x_label: str = "ranks",
     columns: int | None = None,
-    same_y: bool | str = False,
+    same_y: bool = False,
     from_zero: bool = True,
 ) -> Figure:
     """Draws lines over numbers of ranks or epochs; the legend has those of the first panel.
 
-    All panels may have the same y axis, or those of a "row", which is labelled once. Axes
-    `from_zero` start at 0, or are logarithmic.
+    All panels may have the same y axis, labelled once in a row. Axes `from_zero` start at 0, or are
+    logarithmic.
     """
     figure, plots = new_figure(len(panels), columns, sharey=same_y)
     columns = columns or len(panels)
@@ -133,17 +131,13 @@ def line_figure(
     for axes, panel in zip(plots, panels, strict=True):
         for i, (label, marks) in enumerate(panel.lines.items()):
             _draw_line(axes, marks, i, len(panel.lines), label)
-        if panel.ideal:
-            dashes: Any = {"color": "0.45", "lw": 1.0, "ls": (0, (4, 3))}
-            axes.plot(*zip(*panel.ideal, strict=True), zorder=1, label="ideal", **dashes)
         if panel.reference:
             _draw_reference(axes, *panel.reference)
         count_axis(axes, ticks, x_label)
         axes.set_title(panel.title)
     for i, (axes, panel) in enumerate(zip(plots, panels, strict=True)):
-        row = i - i % columns
-        axes.set_ylabel("" if same_y and i > row else panel.y_label)
-        alike = panels[row : row + columns] if same_y == "row" else panels if same_y else [panel]
+        axes.set_ylabel("" if same_y and i % columns else panel.y_label)
+        alike = panels if same_y else [panel]
         _value_axis(axes, [value for each in alike for value in each.values], from_zero)
     legend_below(figure, plots[0])
     return figure

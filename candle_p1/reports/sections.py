@@ -11,10 +11,10 @@ from candle_p1.reports import columns as c
 from candle_p1.reports.columns import Quantity
 from candle_p1.reports.experiments import Experiment, Point
 from candle_p1.reports.frame import PARTS
-from candle_p1.reports.published import all_published, published, published_loading
+from candle_p1.reports.published import all_published, published
 from candle_p1.reports.quality import of_each_seed
 from candle_p1.reports.render import Cell, Content, ReportTable
-from candle_p1.reports.speed import file_loads, gains_table, scaling_table
+from candle_p1.reports.speed import gains_table, loading_table, scaling_table
 from candle_p1.reports.statistics import estimate_mean
 from candle_p1.reports.words import contents, file_name, listed
 
@@ -127,19 +127,6 @@ def _power(experiment: Experiment) -> Content:
     return headings, rows, [note, *of_paper]
 
 
-def _loading(experiment: Experiment) -> Content:
-    """Returns the time to load each file, by loader, followed by the paper's Tables 3 and 4."""
-    rows: list[tuple[Cell, ...]] = [
-        (load.role, load.file_mb, load.method, load.num_ranks, load.estimate, "measured")
-        for load in file_loads(experiment)
-    ]
-    for each in published_loading(experiment.benchmark) if rows else ():
-        of_paper = f"published: {each.machine}, Table {each.table}"
-        method = f"loader {each.loader}"
-        rows.append((each.role, each.file_mb, method, None, each.seconds, of_paper))
-    return ("file", "MB", "loader", "ranks", "time (s)", "source"), rows, []
-
-
 TABLES: dict[str, Callable[[Experiment], Content]] = {
     "times": _times,
     "shares": partial(
@@ -155,7 +142,7 @@ TABLES: dict[str, Callable[[Experiment], Content]] = {
     "quality": _quality,
     "efficiency": _efficiency,
     "power": _power,
-    "loading": _loading,
+    "loading": loading_table,
 }
 """What makes the table of a topic."""
 

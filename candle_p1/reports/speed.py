@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from operator import mul, neg
-from typing import NamedTuple
+from statistics import median
+from typing import Any, NamedTuple
 
 from candle_p1.reports.columns import BROADCAST, LOAD, TOTAL, TRAIN, Quantity, comparable_energy
 from candle_p1.reports.experiments import (
@@ -16,12 +17,16 @@ from candle_p1.reports.experiments import (
     RANKS_PER_NODE,
     THREADS,
     Experiment,
-    Point,
     Series,
     describe,
 )
 from candle_p1.reports.frame import STRONG, WEAK, Run
-from candle_p1.reports.published import METHOD_LOADER, ORIGINAL_LOADER, PAPER_LOADERS
+from candle_p1.reports.published import (
+    METHOD_LOADER,
+    ORIGINAL_LOADER,
+    PAPER_LOADERS,
+    published_loading,
+)
 from candle_p1.reports.render import Cell, Content
 from candle_p1.reports.statistics import Estimate, estimate_median, estimate_ratio
 from candle_p1.reports.words import contents, listed
@@ -39,38 +44,11 @@ NO_OTHER_PAIR = (
     "no series with another loader or with fast kernels differs only in these from one with the"
     f" loader {ORIGINAL_LOADER} or {METHOD_LOADER}, or with plain kernels"
 )
-ABOUT_FILES = ("data", "size", THREADS, RANKS_PER_NODE)
-"""Settings in which loads have to agree to be compared."""
-
-ABOUT_LOADING = ("loader", "load_threads", "staged", *ABOUT_FILES)
+ABOUT_LOADING = ("loader", "load_threads", "staged", "data", "size", THREADS, RANKS_PER_NODE)
 """Settings that affect loading; runs that differ only in others are counted together."""
 
 MB = 1e6
 SIGNIFICANT, WORSE = "significant", "worse"
-
-
-@dataclass(frozen=True)
-class Speedup:
-    """How much faster a point is than the base of its series, the one with the fewest ranks.
-
-    Attributes:
-        base_s: The median time of the base, in s.
-        speedup: T(base) / T(P).
-        efficiency: Under strong scaling, the speed-up divided by the ratio of the numbers of ranks;
-            under weak scaling T(base) / T(P), because the work grows with the ranks. None where the
-            batch size grows as well, for which there is no ideal.
-    """
-
-    base: Point
-    point: Point
-    base_s: float
-    speedup: Estimate
-    efficiency: Estimate | None
-
-    @property
-    def compiled_apart(self) -> str | None:
-        """Which of the runs XLA compiled, in words; None where they do not differ in that."""
-        return compiled_apart([*self.base.runs["run"], *self.point.runs["run"]])
 
 
 class Pair(NamedTuple):
@@ -125,21 +103,6 @@ def compiled_apart(runs: Iterable[Run]) -> str | None:
     return f"XLA compiled the training step (jit_compile) of {which}, and not of {rest}"
 
 
-def speedups(experiment: Experiment, series: Series, quantity: Quantity) -> list[Speedup]:
-    """Returns the speed-ups of a series in a time, by number of ranks, without the base itself."""
-    known = [point for point in series.timed if point.positive(quantity)]
-    found = []
-    for point in known[1:]:
-        base = known[0]
-        ratio = estimate_ratio(base.positive(quantity), point.positive(quantity))
-        base_s = estimate_median(base.positive(quantity)).value
-        factor = point.num_ranks / base.num_ranks if experiment.mode == STRONG else 1.0
-        has_ideal = experiment.mode in (STRONG, WEAK)
-        efficiency = ratio.map(partial(mul, 1 / factor)) if has_ideal else None
-        found.append(Speedup(base, point, base_s, ratio, efficiency))
-    return found
-
-
 def pairs(experiment: Experiment, kinds: Collection[bool] = (True, False)) -> list[Pair]:
     """Returns the series to compare: those of the paper's method (True), of others, or of both."""
     both = (Pair(*each) for each in product(experiment.series, repeat=2) if _is_pair(*each))
@@ -188,73 +151,66 @@ def _by_repeat(series: Series, quantity: Quantity) -> dict[tuple[int, int | None
     return values
 
 
-@dataclass(frozen=True)
-class FileLoad:
-    """The loads of one file by one loader on one number of ranks, on the slowest rank.
+def loading_table(experiment: Experiment) -> Content:
+    """Returns the time to load each file on the slowest rank, then the paper's Tables 3 and 4.
 
-    The method is the loader, and other settings that affect loading and vary; `alike` are the
-    settings of ABOUT_FILES that vary. Both are words.
+    The largest file comes first. A loader has the other settings of ABOUT_LOADING that vary.
     """
-
-    role: str
-    file_mb: float
-    method: str
-    loader: str
-    alike: str
-    num_ranks: int
-    seconds: tuple[float, ...]
-
-    @property
-    def estimate(self) -> Estimate:
-        """The median time."""
-        return estimate_median(self.seconds)
-
-
-def file_loads(experiment: Experiment) -> list[FileLoad]:
-    """Returns the loads of every file, the largest first, by loader and number of ranks."""
     names = [name for name in experiment.varied if name in ABOUT_LOADING]
-    times: dict[tuple[str, str, str, str, int], dict[int, float]] = defaultdict(dict)
+    times: dict[tuple[str, str, str, int], dict[int, float]] = defaultdict(dict)
     sizes: dict[tuple[str, str], int] = {}
     for each in experiment.series:
-        own = {name: each.settings[name] for name in names if name in each.settings}
-        alike = describe({name: own[name] for name in own if name in ABOUT_FILES})
+        own = describe({name: each.settings[name] for name in names if name in each.settings})
         for run in (run for point in each.timed for run in point.runs["run"]):
-            method = describe(own) or f"loader {run['loader']}"
+            method = own or f"loader {run['loader']}"
             for role, file in run.record.data.files.items() if run.record.data else ():
                 if file.load is not None and file.load.max_s > MIN_IN_RATIO:
-                    key = (role, method, run["loader"], alike, run["num_ranks"])
+                    key = (role, method, run["loader"], run["num_ranks"])
                     times[key][id(run)] = file.load.max_s
                     sizes[role, method] = file.file_bytes
-    loads = [
-        FileLoad(role, sizes[role, method] / MB, method, loader, alike, num, tuple(each.values()))
-        for (role, method, loader, alike, num), each in times.items()
-    ]
-    return sorted(
-        loads, key=lambda e: (-e.file_mb, e.role, e.loader != "original", e.method, e.num_ranks)
-    )
+
+    def place(key: tuple[str, str, str, int]) -> tuple[Any, ...]:
+        role, method, loader, num_ranks = key
+        return (-sizes[role, method], role, loader != ORIGINAL_LOADER, method, num_ranks)
+
+    rows: list[tuple[Cell, ...]] = []
+    for key in sorted(times, key=place):
+        role, method, _, num_ranks = key
+        estimate = estimate_median(list(times[key].values()))
+        rows.append((role, sizes[role, method] / MB, method, num_ranks, estimate, "measured"))
+    for cell in published_loading(experiment.benchmark) if rows else ():
+        of_paper = f"published: {cell.machine}, Table {cell.table}"
+        loader = f"loader {cell.loader}"
+        rows.append((cell.role, cell.file_mb, loader, None, cell.seconds, of_paper))
+    return ("file", "MB", "loader", "ranks", "time (s)", "source"), rows, []
 
 
 def scaling_table(experiment: Experiment) -> Content:
-    """Returns speed-ups and scaling efficiencies, each with the time of its base."""
-    found = [
-        (series, quantity, each)
-        for series in experiment.series
-        for quantity in (TOTAL, TRAIN)
-        for each in speedups(experiment, series, quantity)
-    ]
+    """Returns how much faster points are than the base of their series, that on the fewest ranks.
+
+    Under strong scaling, the efficiency is the speed-up divided by the ratio of the numbers of
+    ranks, under weak scaling T(base) / T(P), because the work grows with the ranks. There is none
+    where the batch size grows as well, for which there is no ideal.
+    """
     gain = "speed-up" if experiment.mode == STRONG else "T(base) / T(P)"
     headings = (
         "series", "quantity", "ranks", "base: ranks", "base: time (s)", gain, "scaling efficiency",
     )  # fmt: skip
-    rows = [
-        (
-            *(series.name, quantity.title, e.point.num_ranks, e.base.num_ranks),
-            *(e.base_s, e.speedup, e.efficiency),
-        )
-        for series, quantity, e in found
-    ]
+    rows: list[tuple[Cell, ...]] = []
+    apart: set[str] = set()
+    for series, quantity in product(experiment.series, (TOTAL, TRAIN)):
+        known = [point for point in series.timed if point.positive(quantity)]
+        for base, point in ((known[0], each) for each in known[1:]):
+            base_s = base.positive(quantity)
+            ratio = estimate_ratio(base_s, point.positive(quantity))
+            factor = point.num_ranks / base.num_ranks if experiment.mode == STRONG else 1.0
+            has_ideal = experiment.mode in (STRONG, WEAK)
+            efficiency = ratio.map(partial(mul, 1 / factor)) if has_ideal else None
+            times = (base.num_ranks, median(base_s), ratio, efficiency)
+            rows.append((series.name, quantity.title, point.num_ranks, *times))
+            if which := compiled_apart([*base.runs["run"], *point.runs["run"]]):
+                apart.add(f"{series.name}: {which}.")
     note = contents()["efficiency"].get(experiment.mode)
-    apart = {f"{series.name}: {e.compiled_apart}." for series, _, e in found if e.compiled_apart}
     return headings, rows, [*filter(None, [note]), *sorted(apart)]
 
 

@@ -48,22 +48,6 @@ SCRIPTS = [
 ]
 
 
-def bases():
-    arguments = dict(rest.split("=", 1) for rest in of_dockerfile("ARG") if "=" in rest)
-    named = [arguments[re.match(r"\$\{(\w+)\}", rest)[1]] for rest in of_dockerfile("FROM")]
-    others = re.findall(r"BASE=(\S+)", DOCKERFILE + DEFINITION)
-    return {*named, BUILD["From"], FINAL["From"], *others} - {"${BUILD_BASE}", "${BASE}"}
-
-
-def test_base_images_are_pinned_and_no_registry_or_host_is_named():
-    for base in bases():
-        found = re.fullmatch(r"(?:([a-z0-9:-]+)/)?([a-z0-9-]+):([a-z0-9.-]+)", base)
-        assert found, base
-        assert re.search(r"\d+\.\d+", found[3]), base
-    for text in (DOCKERFILE, DEFINITION):
-        assert not re.search(r"://|--index-url|\b[\w-]+\.(io|com|org|net|gov|edu)\b", text)
-
-
 def test_both_copy_everything_that_the_set_up_reads():
     copied = [rest.split()[:-1] for rest in of_dockerfile("COPY") if "--from" not in rest]
     pairs = dict(line.split() for line in BUILD["files"].splitlines() if line)
@@ -93,10 +77,6 @@ def test_both_use_the_same_make_target_and_packages():
         assert re.search(rf"^{name} :=" if is_variable else rf"^{name}:", MAKEFILE, re.MULTILINE)
     assert packages[:2] == packages[2:]
     assert {"g++", "make", "python3-venv"} <= packages[0]
-
-
-def test_the_image_does_not_run_as_root():
-    assert f"useradd --create-home --uid 1000 {of_dockerfile('USER')[-1]}" in DOCKERFILE
 
 
 def test_commands_and_variables_exist():

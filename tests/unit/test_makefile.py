@@ -71,17 +71,9 @@ def test_the_driver_decides_between_the_versions_of_cuda(
     tool.write_text(f"#!/bin/sh\necho {driver}\necho {driver}\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    argv = [
-        "make",
-        "-C",
-        tmp_path,
-        "-f",
-        ROOT / "Makefile",
-        *options,
-        "--eval",
-        "show: ; @echo $(JAX)",
-    ]
-    done = subprocess.run([*argv, "show"], capture_output=True, text=True, check=True)
+    argv = ["make", "-C", tmp_path, "-f", ROOT / "Makefile", *options, "show"]
+    argv += ["--eval", "show: ; @echo $(JAX)"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert extra in done.stdout.split()
 
 

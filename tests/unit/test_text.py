@@ -1,11 +1,20 @@
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
+import shlex
+import struct
 import subprocess
 import sys
+import termios
 
 import pytest
+from rich.table import Table
 
-from candle_p1.text import printable
+from candle_p1.text import columns, printable, table_lines, wrap, wrap_command
+
+PATH = "/a/directory/with/a/name/that/is/longer/than/a/line/of/forty/columns/run.json"
 
 
 @pytest.mark.parametrize(
@@ -38,3 +47,39 @@ def test_errors_of_commands_are_printed_without_control_sequences(environment, t
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert "\x1b" not in done.stderr
+
+
+def test_the_width_is_that_of_the_environment_or_of_the_terminal(monkeypatch):
+    _, device = pty.openpty()
+    with os.fdopen(device, "w") as terminal:
+        for named, width in (("60", 60), ("0", 72), ("x", 72)):
+            monkeypatch.setenv("COLUMNS", named)
+            fcntl.ioctl(device, termios.TIOCSWINSZ, struct.pack("4H", 50, 72, 0, 0))
+            assert columns(terminal) == width
+    assert columns(terminal) is None  # it is closed
+
+
+def test_paths_and_commands_can_be_copied_from_wrapped_lines():
+    text = f"  results of a long-running-study: {PATH} and more text behind it\nend"
+    lines = wrap(text, 40).split("\n")
+    assert " ".join(lines).split() == text.split()
+    assert f"    {PATH}" in lines
+    assert all(len(line) <= 40 or PATH in line for line in lines)
+    argv = ["candle-p1", "run", "./my model", "--data_dir", PATH, "--dense", "1000", "500", "100"]
+    shown = wrap_command(argv, 40, "$ ")
+    assert shown.count("\n") > 2
+    assert shlex.split(shown.removeprefix("$ ").replace("\\\n", "")) == argv
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, None])
+def test_cells_are_broken_between_words_or_rows_become_paragraphs(width):
+    rows = [("a [b]", "1", "12 files"), ("c", "", f"{PATH} many steps of training")]
+    for shown in (rows[:1], rows):
+        table = Table("name", "in\nA", "what")
+        for row in shown:
+            table.add_row(*row)
+        lines = table_lines(table, width)
+        assert {*" ".join(map(" ".join, shown)).split()} <= {*" ".join(lines).split()}
+        assert all(len(line) <= (width or 200) or line == PATH for line in lines)
+        is_narrow = width is not None and len(shown) > 1
+        assert ("in A: 1" in lines) == is_narrow

@@ -10,8 +10,6 @@ from statistics import median
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from candle_p1.errors import CandleError
 from candle_p1.reports import columns, speed
 from candle_p1.reports.columns import ENERGY, LOAD, TOTAL, TRAIN, Quantity
@@ -28,10 +26,10 @@ from candle_p1.reports.drawing import (
 )
 from candle_p1.reports.experiments import Experiment, Point, Series, describe
 from candle_p1.reports.figures import time
-from candle_p1.reports.frame import BATCH, PARTS, STRONG, MissingDataError
+from candle_p1.reports.frame import PARTS, STRONG, MissingDataError
 from candle_p1.reports.published import content, published_epochs
 from candle_p1.reports.quality import EpochGroup, epoch_groups
-from candle_p1.reports.statistics import Estimate, estimate_median
+from candle_p1.reports.statistics import estimate_median
 from candle_p1.reports.words import contents, number
 from candle_p1.text import count
 
@@ -103,31 +101,6 @@ def energy(experiment: Experiment, series: Sequence[Series]) -> Figure:
     pairs = (each for pair in columns.POWER_AND_ENERGY for each in reversed(pair))
     shown = [columns.labelled(each, experiment.runs) for each in pairs]
     return line_figure(_panels(measured, shown), columns=2)
-
-
-def scaling(experiment: Experiment, series: Sequence[Series]) -> Figure:
-    """Draws speed-up and scaling efficiency, of the total time and of training, with the ideal."""
-    usable = [each for each in series if len(each.timed) > 1]
-    if not usable:
-        raise MissingDataError("no series was run on two numbers of ranks")
-    counts = {point.num_ranks for each in usable for point in each.timed}
-    xs = np.geomspace(min(counts), max(counts), 50).tolist()
-    one = Estimate(1.0, 1.0, 1.0, 0.0, (1,))
-    panels = []
-    kinds = ("speed-up", "scaling efficiency")
-    for kind in kinds if experiment.mode == STRONG else ("T(base) / T(P)",):
-        is_efficiency = kind == "scaling efficiency"
-        ideal = [(x, x / min(counts) if kind == "speed-up" else 1.0) for x in xs]
-        for quantity, title in ((TOTAL, TOTAL.title), (TRAIN, "training alone")):
-            lines: dict[str, list[Mark]] = {}
-            for each in usable:
-                found = speed.speedups(experiment, each, quantity)
-                lines[each.name] = [Mark(found[0].base.num_ranks, one)] if found else []
-                for last in found:
-                    ratio = (last.efficiency if is_efficiency else None) or last.speedup
-                    lines[each.name].append(Mark(last.point.num_ranks, ratio))
-            panels.append(Panel(title, lines, kind, ideal if experiment.mode != BATCH else ()))
-    return line_figure(panels, columns=2, same_y="row")
 
 
 def gain(experiment: Experiment, series: Sequence[Series]) -> Figure:
@@ -241,7 +214,6 @@ DRAW: dict[str, Callable[[Experiment, Sequence[Series]], Figure | tuple[Figure, 
     "parts": time_shares,
     "ranks": time.ranks_over_time,
     "improvement": gain,
-    "scaling": scaling,
     "quality": quality,
     "epochs": epochs_per_rank,
     "energy": energy,

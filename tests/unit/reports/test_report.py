@@ -1,9 +1,13 @@
-"""The report as pages, tables and files, and the command that writes them."""
+"""The report as pages, tables and files, and the commands that write and compare.
+
+test_sections.py has what tables and comparisons show of many kinds of runs.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import xml.etree.ElementTree as ET
 from importlib.util import find_spec
 
@@ -17,8 +21,8 @@ from candle_p1.reports.statistics import estimate_median
 from tests.planted_records import plant, plant_study
 
 
-def invoke(*words):
-    return CliRunner().invoke(cli.cli, ["report", *(str(word) for word in words)])
+def invoke(*words, command="report"):
+    return CliRunner().invoke(cli.cli, [command, *(str(word) for word in words)])
 
 
 def rows_of(path):
@@ -37,14 +41,13 @@ def written(tmp_path_factory):
 
 
 def test_the_command_writes_page_figures_and_tables(written):
-    """test_sections.py has what the tables show."""
     result, out = written
     assert result.exit_code == 0, result.output
     assert "bad/run.json: line 1: not JSON" in result.output
-    assert result.output.endswith("index.html: 9 runs, 10 figures\n")
+    assert result.output.endswith("index.html: 9 runs, 7 figures\n")
     names = {path.stem.removeprefix("nt3-strong-") for path in (out / "figures").iterdir()}
-    assert len(names) == 10
-    assert {"communication", "energy", "improvement", "loaders", "quality"} <= names
+    assert len(names) == 7
+    assert {"energy", "improvement", "quality"} <= names
     for path in (out / "figures").glob("*.svg"):
         root = ET.fromstring(path.read_text())
         assert len(root.findall(".//{http://www.w3.org/2000/svg}text")) > 3
@@ -95,6 +98,21 @@ def test_errors_name_the_directory(tmp_path):
     for words in ((tmp_path, "-o", file / "out"), (file / "no", "-o", "x")):
         with pytest.raises(CandleError, match=str(file)):
             raise invoke(*words).exception
+
+
+def test_two_runs_are_compared(tmp_path):
+    a, b = plant(tmp_path, load_s=3.0), plant(tmp_path, load_s=6.0, loader="original")
+    output = invoke(a, b, "--json", tmp_path / "out.json", command="compare").output
+    for text in ("phase load (s)", "3.00", "6.00", "2.00", "single run", "loader", "original"):
+        assert text in output
+    written = json.loads((tmp_path / "out.json").read_text())
+    (rows,) = [each["quantities"] for each in written["comparisons"]]
+    load = next(row for row in rows if row["name"] == "phase_load_s")
+    assert (load["ratio"]["value"], load["a"]) == (2, {"median": 3.0, "values": [3.0]})
+    found = {"kind": "parameter", "name": "loader", "a": "parallel", "b": "original"}
+    assert found in written["differences"]
+    assert "1 run in A and also in B" in " ".join(invoke(a, a, command="compare").output.split())
+    assert isinstance(invoke(a, "no", command="compare").exception, RecordError)
 
 
 def test_a_table_is_csv_and_a_table_on_the_screen():
