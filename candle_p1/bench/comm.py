@@ -190,7 +190,6 @@ class Comm(harness.Comparison):
             "seconds": self.seconds,
             "limit_bytes": limit_bytes,
             "left_out_bytes": sorted(size for size in wanted if size > limit_bytes),
-            "gradient_bytes": GRADIENT_BYTES,
             "results": points,
             "overlaps": [each for found in outcomes for each in found["overlaps"]],
             "fits": comm_report.fits(points, outcomes[0]["num_ranks"]),

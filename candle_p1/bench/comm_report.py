@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import combinations, pairwise
-from math import inf, log10
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from candle_p1.bench.harness import GIGA, format_significant, table
-from candle_p1.bench.transports import ALLREDUCE, OPERATIONS
-from candle_p1.reports.drawing import COLORS, LOOK, Drawing, Mark, Panel, line_figure, to_drawing
+from candle_p1.bench.transports import OPERATIONS
+from candle_p1.reports.drawing import LOOK, Drawing, Mark, Panel, line_figure, to_drawing
 from candle_p1.reports.statistics import Estimate
 from candle_p1.text import count
 
@@ -41,14 +41,13 @@ MICRO, PERCENT = 1e-6, 0.01
 
 def fits(points: Sequence[Mapping[str, Any]], num_ranks: int) -> list[Fit]:
     """Returns the fit of every operation of every transport that has enough sizes."""
-    times: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    times: dict[tuple[str, str], dict[int, float]] = {}
     for each in points:
-        of_operation = times.setdefault((each["transport"], each["operation"]), [])
-        of_operation.append((each["bytes"], each["mean_s"]))
+        times.setdefault((each["transport"], each["operation"]), {})[each["bytes"]] = each["mean_s"]
     return [
         {"transport": transport, "operation": operation, "num_ranks": num_ranks, **fitted}
         for (transport, operation), found in times.items()
-        if (fitted := fit(*zip(*sorted(found), strict=True)))
+        if (fitted := fit(sorted(found), [found[size] for size in sorted(found)]))
     ]
 
 
@@ -62,23 +61,20 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> Fit | None:
     if len(sizes) < MIN_SIZES:
         return None
     lines = fit_lines(sizes, seconds)
+    num_bytes, times = np.asarray(sizes, float), np.asarray(seconds)
+    rate = lines[-1]["bandwidth_bytes_per_s"] or inf
+    is_large = LEAST_SPAN * num_bytes >= sizes[-1]
     of_first = ("latency_s", "latency_ci95_s", "first_bytes")
     of_last = ("bandwidth_bytes_per_s", "bandwidth_ci95_bytes_per_s", "last_bytes")
-    found = {key: lines[0][key] for key in of_first} | {key: lines[-1][key] for key in of_last}
-    num_bytes, times = np.asarray(sizes, float), np.asarray(seconds)
-    is_large = LEAST_SPAN * num_bytes >= sizes[-1]
-    return found | {
+    return {key: lines[0][key] for key in of_first} | {
+        **{key: lines[-1][key] for key in of_last},
         "measured_bytes_per_s": float(np.median((num_bytes / times)[is_large])),
         "largest_residual": max(line["largest_residual"] for line in lines),
-        "one_line_residual": float(np.abs(line_s(found, num_bytes) / times - 1).max()),
+        "one_line_residual": float(
+            np.abs((lines[0]["latency_s"] + num_bytes / rate) / times - 1).max()
+        ),
         "ranges": lines,
     }
-
-
-def line_s(line: Fit, num_bytes: Floats) -> Floats:
-    """Returns the times that a line says."""
-    times: Floats = line["latency_s"] + num_bytes / (line["bandwidth_bytes_per_s"] or inf)
-    return times
 
 
 def fit_lines(sizes: Sequence[int], seconds: Sequence[float]) -> list[Fit]:
@@ -270,29 +266,24 @@ RANGES: Any = {
 def figure(report: Report) -> Drawing:
     """Returns a figure with a row for each operation, and in it a line for each transport.
 
-    On the left are times, from those of the fastest rank to those of the slowest, with the fits; on
-    the right bus bandwidths. Those of the benchmarks' gradients are marked.
+    On the left are times, from those of the fastest rank to those of the slowest, on the right bus
+    bandwidths.
     """
     import matplotlib as mpl
     from matplotlib.ticker import EngFormatter, LogLocator
 
-    measured = {each["operation"] for each in report["results"]}
-    operations = [name for name in OPERATIONS if name in measured]
     panels = []
-    for operation in operations:
+    for operation, kind in OPERATIONS.items():
+        found = [each for each in report["results"] if each["operation"] == operation]
         times: dict[str, list[Mark]] = {name: [] for name in report["transports"]}
         rates: dict[str, list[Mark]] = {name: [] for name in report["transports"]}
-        for each in report["results"]:
-            if each["operation"] == operation:
-                name, rate = each["transport"], each["bus_bytes_per_s"]
-                ranks = Estimate(each["mean_s"], each["min_s"], each["max_s"], 0.5, (1,))
-                times[name].append(Mark(each["bytes"], ranks))
-                rates[name].append(Mark(each["bytes"], Estimate(rate, rate, rate, 0, (1,))))
-        title = OPERATIONS[operation].title
-        panels += [Panel(title, times, "time"), Panel(title, rates, "bus bandwidth")]
-    gradients: dict[float, list[str]] = {}
-    for name, size in sorted(report["gradient_bytes"].items(), key=lambda item: item[1]):
-        gradients.setdefault(round(log10(size), 1), []).append(name)  # almost the same size
+        for each in found:
+            name, size, rate = each["transport"], each["bytes"], each["bus_bytes_per_s"]
+            ranks = Estimate(each["mean_s"], each["min_s"], each["max_s"], 0.5, (1,))
+            times[name].append(Mark(size, ranks))
+            rates[name].append(Mark(size, Estimate(rate, rate, rate, 0, (1,))))
+        if found:
+            panels += [Panel(kind.title, times, "time"), Panel(kind.title, rates, "bus bandwidth")]
     with mpl.rc_context(LOOK):
         drawn = line_figure(panels, columns=2, x_label="")
         for number, axes in enumerate(drawn.axes):
@@ -301,17 +292,4 @@ def figure(report: Report) -> Drawing:
             if axes.get_yscale() == "log":
                 axes.yaxis.set_major_locator(LogLocator(numticks=12))
             axes.yaxis.set_major_formatter(EngFormatter("B/s" if number % 2 else "s"))
-            operation = operations[number // 2]
-            least, most = axes.get_xlim()
-            for level, (place, names) in enumerate(gradients.items()):
-                if operation == ALLREDUCE and least <= 10**place <= most:
-                    axes.axvline(10**place, color="0.6", lw=0.8, ls="--", zorder=0)
-                    text: Any = {"ha": "right", "va": "top", "fontsize": 8}
-                    text["transform"] = axes.get_xaxis_transform()
-                    axes.text(10**place, 1 - 0.06 * level, ", ".join(names), **text)
-            for each in () if number % 2 else report["fits"]:
-                color = COLORS[list(report["transports"]).index(each["transport"])]
-                for line in each["ranges"] if each["operation"] == operation else ():
-                    within = np.geomspace(line["first_bytes"], line["last_bytes"], 30)
-                    axes.plot(within, line_s(line, within), ":", color=color, lw=1.5)
         return to_drawing(drawn, "communication", "communication between ranks", "")
