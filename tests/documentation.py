@@ -6,6 +6,9 @@ import re
 import shlex
 from dataclasses import dataclass
 
+import click
+
+from candle_p1 import cli
 from tests.conftest import ROOT
 
 PAGES = sorted(
@@ -77,3 +80,18 @@ def commands(page):
         except ValueError:  # an apostrophe: not a command
             continue
     return [each for each in found if each[0]]
+
+
+def commands_of(group, path=()):
+    """Yields the commands of a group and of the groups in it, by their names."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        yield (*path, name), command
+        if isinstance(command, click.Group):
+            yield from commands_of(command, (*path, name))
+
+
+ALL = dict(commands_of(cli.cli))
+LEAVES = {path: each for path, each in ALL.items() if not isinstance(each, click.Group)}
+"""Commands that are not groups of commands."""

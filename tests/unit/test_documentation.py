@@ -12,7 +12,7 @@ from candle_p1.benchmark import find_benchmark
 from candle_p1.parameters.candle_names import KNOWN
 from candle_p1.toml_file import tomllib
 from tests.conftest import ROOT
-from tests.documentation import PAGES, anchors, commands, links, text_of
+from tests.documentation import LEAVES, PAGES, anchors, commands, links, text_of
 
 EXAMPLES = [str(path) for path in (ROOT / "examples").iterdir() if path.is_dir()]
 WHERE = re.compile(r"(?:.*/)?candle-p1")
@@ -98,28 +98,14 @@ def test_commands_are_accepted(page):
             raise AssertionError(f"{page}: {' '.join(words)}: {error}") from error
 
 
-def leaves(command, path=()):
-    """Returns the commands that are not groups of commands, by their names."""
-    if not isinstance(command, click.Group):
-        return {path: command}
-    context = click.Context(command)
-    return {
-        leaf: found
-        for name in command.list_commands(context)
-        for leaf, found in leaves(command.get_command(context, name), (*path, name)).items()
-    }
-
-
 def test_every_command_is_documented():
     documented = "\n".join(" ".join(text_of(page).split()) for page in PAGES)
-    missing = [path for path in leaves(cli.cli) if f"candle-p1 {' '.join(path)}" not in documented]
+    missing = [path for path in LEAVES if f"candle-p1 {' '.join(path)}" not in documented]
     assert missing == []
 
 
 def test_flags_in_sentences_exist():
-    known = {
-        option for leaf in leaves(cli.cli).values() for each in leaf.params for option in each.opts
-    }
+    known = {option for leaf in LEAVES.values() for each in leaf.params for option in each.opts}
     for name in ("nt3", "p1b1", "p1b2", "p1b3", *EXAMPLES):
         known |= {f"--{parameter}" for parameter in find_benchmark(name).declaration.parameters}
     known |= {f"--{name}" for name in (*KNOWN, "conf", "epoch", "tb")}  # CANDLE's

@@ -1,20 +1,17 @@
 from __future__ import annotations
 
-import json
-
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from candle_p1.bench import comm_report, comm_task, transports
+from candle_p1.bench import comm_task
 from candle_p1.bench.comm import Comm
+from candle_p1.bench.comm_report import fit, fit_line
 from candle_p1.bench.comm_task import GRADIENT_BYTES, CommTask
-from candle_p1.bench.task import OtherEnvironment
-from candle_p1.bench.transports import ALLREDUCE, STREAM, Call
+from candle_p1.bench.transports import ALLREDUCE, Call
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import DistributedError, ParameterError
-from candle_p1.modelling.communication import measured_for
-
-SIZES = [4, 1 << 10, 1 << 16, 1 << 20, 1 << 26]
-NT3 = GRADIENT_BYTES["NT3"]
 
 
 def test_sizes_are_close_together_where_they_are_large():
@@ -32,89 +29,6 @@ def test_wrong_options_are_refused(options, message):
         Comm(transport="mpi", **options).jobs()
     task = Comm(operations="broadcast, allreduce").task("mpi")
     assert task.operations == ["allreduce", "broadcast"]  # in their own order
-
-
-def point(transport, operation, num_bytes, **facts):
-    mean_s = 1e-5 + num_bytes / 1e9
-    rate = num_bytes / mean_s
-    return {
-        **{"transport": transport, "operation": operation, "bytes": num_bytes},
-        **{"min_s": 0.9 * mean_s, "mean_s": mean_s, "max_s": 1.2 * mean_s},
-        **{"ci95_s": [0.98 * mean_s, 1.01 * mean_s], "stopped_by": "precision"},
-        **{"algorithm_bytes_per_s": rate, "bus_bytes_per_s": 1.5 * rate, "gradients_of": None},
-        **facts,
-    }
-
-
-def outcome(name, *more):
-    """What 4 ranks measure: 10 us and 1 GB/s."""
-    overlap = {"communication_s": 1e-3, "computing_s": 1e-3, "together_s": 1.25e-3}
-    overlap |= {"exposed_s": 0.25e-3, "hidden_share": 0.75}
-    return {
-        **{"num_ranks": 4, "num_nodes": 2, "ranks_per_node": 2, "limit_bytes": 700_000_000},
-        "settings": {name: {"library": f"the library of {name}"}},
-        "points": [*(point(name, ALLREDUCE, size) for size in SIZES), *more],
-        "overlaps": [{"transport": name, "bytes": 1 << 20, **overlap}],
-    }
-
-
-@pytest.fixture
-def measured(compare, monkeypatch):
-    """Returns the report of transports whose outcomes a function returns by their names."""
-    monkeypatch.setattr(transports, "find_spec", lambda name: name != "jax" or None)
-
-    def measured(outcome_of, names="mpi", **options):
-        def measure(task, num_ranks):
-            (name,) = task.transports
-            return [outcome_of(name)] * num_ranks
-
-        return compare(Comm(num_ranks=4, transport=names, **options), measure, there=measure)
-
-    return measured
-
-
-def test_every_transport_is_a_job_whose_fit_models_read(measured, tmp_path):
-    names = ["mpi", "horovod", "horovod_fusion"]
-    report = measured(outcome, ",".join(names))
-    assert list(report["transports"]) == [fit["transport"] for fit in report["fits"]] == names
-    assert report["not_installed"] == {"jax": ["jax"]}
-    assert len(report["results"]) == 3 * len(SIZES)
-    for fit in report["fits"]:
-        assert fit["measured_bytes_per_s"] == pytest.approx(1e9, rel=1e-3)
-    (tmp_path / "comm.json").write_text(json.dumps(report))
-    chosen = measured_for(tmp_path / "comm.json", [])
-    assert (chosen.transport, chosen.num_ranks) == ("horovod", 4)
-    assert chosen.latency_s == pytest.approx(1e-5)
-    assert chosen.bandwidth_bytes_per_s == pytest.approx(1e9)
-
-
-def test_what_is_missing_here_is_measured_in_the_other_environment(measured, monkeypatch):
-    other = OtherEnvironment("other/python", "jax")
-    monkeypatch.setattr(OtherEnvironment, "of", lambda python: other)
-    jobs = Comm(transport="mpi", compare_env=other.python).jobs()
-    assert [(job.variant, job.other) for job in jobs] == [("mpi", None), ("jax", other)]
-    report = measured(outcome, compare_env=other.python)
-    assert list(report["transports"]) == ["mpi", "jax"]
-    assert (report["not_installed"], report["compare_env"]) == ({}, other.python)
-
-
-def test_tables_and_figure_show_what_was_measured(measured, printed, tmp_path):
-    gradients = [point("mpi", ALLREDUCE, n, gradients_of=of) for of, n in GRADIENT_BYTES.items()]
-    found = outcome("mpi", *gradients, *(point("mpi", STREAM, size) for size in SIZES))
-    found["points"][0]["stopped_by"] = "time"
-    found["points"][1]["ci95_s"] = None
-    report = measured(lambda name: found)
-    shown = printed(comm_report.render(report))
-    rows = [line.split() for line in shown.splitlines()]
-    assert ["619,691,672", "557,732", "619,702", "743,642", "607,308", "to", "625,899",
-            "1.00", "1.50", "NT3"] in rows  # fmt: skip
-    assert ["mpi", "1,048,576", "1,000", "1,000", "1,250", "250", "75"] in rows
-    assert any(row[:3] == ["mpi", "allreduce", "10.0"] for row in rows)
-    for words in ("~9.80 to 10.1", "too few repeats", "977,600,340", "jax: not measured"):
-        assert words in shown
-    drawn = tmp_path / "comm.svg"
-    assert list(Comm(picture=drawn).draw(report)) == [f"picture: {drawn}"]
-    assert drawn.read_text().count("P1B2, P1B3") == 2  # beside the times and the bandwidths
 
 
 class OneRank:
@@ -209,3 +123,74 @@ def test_memory_that_ranks_share_is_not_measured_between_nodes():
     ranks.size = ranks.num_nodes = 2
     with pytest.raises(ParameterError, match="2 nodes"):
         CommTask(transports=["shared_memory"]).measure(ranks)
+
+
+FITTED = [4**power for power in range(1, 16)]
+
+
+def hockney(latency_s, rate, sizes=FITTED):
+    return [latency_s + size / rate for size in sizes]
+
+
+@given(st.floats(1e-7, 1e-2), st.floats(1e6, 1e12), st.integers(0, 2**32 - 1))
+def test_noise_is_in_the_intervals_and_moves_the_parameters_little(latency_s, rate, seed):
+    noise = np.random.default_rng(seed).uniform(0.97, 1.03, len(FITTED))
+    found = fit(FITTED, list(noise * hockney(latency_s, rate)))
+    assert len(found["ranges"]) == 1
+    low, high = found["bandwidth_ci95_bytes_per_s"]
+    assert low < found["bandwidth_bytes_per_s"]
+    assert high is None or high > found["bandwidth_bytes_per_s"]
+    if latency_s < FITTED[-3] / rate:  # the largest sizes show the bandwidth
+        assert found["bandwidth_bytes_per_s"] == pytest.approx(rate, rel=0.05)
+    if latency_s > FITTED[2] / rate:  # the smallest ones show the latency
+        assert found["latency_s"] == pytest.approx(latency_s, rel=0.05)
+    ends = found["latency_ci95_s"]
+    assert 0 <= ends[0] <= found["latency_s"] <= ends[1]
+
+
+def test_an_interval_covers_the_parameters_as_often_as_it_says():
+    random, covered, num = np.random.default_rng(2), np.zeros(2), 400
+    for _ in range(num):
+        times = random.normal(1, 0.02, len(FITTED)) * hockney(1e-5, 1e9)
+        line, _ = fit_line(FITTED, list(times))
+        (low_s, high_s), (low, high) = line["latency_ci95_s"], line["bandwidth_ci95_bytes_per_s"]
+        covered += [low_s <= 1e-5 <= high_s, low <= 1e9 <= high]
+    assert all(0.92 <= share <= 0.98 for share in covered / num), covered / num
+
+
+@pytest.mark.parametrize("cut", [5, 11])
+def test_a_change_of_protocol_divides_the_sizes_where_it_is(cut):
+    found = fit(FITTED, hockney(2e-6, 5e9, FITTED[:cut]) + hockney(3e-4, 1e9, FITTED[cut:]))
+    assert [line["num_sizes"] for line in found["ranges"]] == [cut, len(FITTED) - cut]
+    assert found["latency_s"] == pytest.approx(2e-6, rel=1e-6)
+    assert found["bandwidth_bytes_per_s"] == pytest.approx(1e9, rel=1e-6)
+    assert found["largest_residual"] < 1e-6 < found["one_line_residual"]
+
+
+def test_the_bandwidth_of_times_that_do_not_grow_is_not_known():
+    found = fit(FITTED, [2e-6 - 1e-8 * i for i in range(len(FITTED))])
+    assert found["bandwidth_bytes_per_s"] is None
+    assert found["latency_s"] == pytest.approx(2e-6, rel=0.1)
+    line, _ = fit_line([1, 2, 4], [1.0, 2.2, 4.8])  # the latency is not negative
+    assert (line["latency_s"], line["bandwidth_bytes_per_s"]) == pytest.approx((0, 0.88), rel=0.05)
+    assert fit(FITTED[:2], [1, 2]) is None
+
+
+def test_sizes_that_lie_close_together_give_a_bandwidth_with_an_interval():
+    """With a latency, three noisy sizes would leave the slope open."""
+    sizes = [size << 20 for size in (64, 128, 256, 384, 512, 768, 1024)]
+    rates = np.array([3.5e9] * 4 + [1.9e9] * 3) * [1, 1.01, 0.99, 1, 1.1, 0.98, 1.02]
+    times = [1e-3 * (1 << 20) / size + size / rate for size, rate in zip(sizes, rates, strict=True)]
+    found = fit(sizes, times)
+    assert [line["num_sizes"] for line in found["ranges"]] == [4, 3]
+    assert found["ranges"][-1]["latency_s"] == 0
+    low, high = found["bandwidth_ci95_bytes_per_s"]
+    assert 1.5e9 < low < found["bandwidth_bytes_per_s"] < high < 2.6e9
+    assert found["measured_bytes_per_s"] == pytest.approx(1.94e9, rel=0.01)
+
+
+@pytest.mark.parametrize(("last", "num_ranges"), [(10, 1), (16, 2)])
+def test_a_range_spans_a_factor_of_two(last, num_ranges):
+    sizes = [size << 20 for size in (1, 2, 4, 8, 9, last)]
+    times = [size / rate for size, rate in zip(sizes, [1e9] * 3 + [5e9] * 3, strict=True)]
+    assert len(fit(sizes, times)["ranges"]) == num_ranges

@@ -13,6 +13,9 @@ from candle_p1.bench.gpu import DETERMINISTIC, OURS, OURS_PLAIN, PLAIN, Gpu
 from candle_p1.bench.gpu_task import PRECISIONS, energies, open_sampler
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import DataError, SetupError
+from tests.conftest import ROOT
+from tests.expected import check_expected
+from tests.unit.bench.test_bench_reports import shown
 
 DEVICE = {
     **{"kind": "NVIDIA H100", "platform": "cuda 12090", "driver": "570.1"},
@@ -63,36 +66,6 @@ def by_precision(task, variant):
     factor = {"float32": 4.0, "tf32": 2.0, "bfloat16": 1.0}[task.precision]
     factor *= 3 if task.deterministic else {PLAIN: 2}.get(variant, 1)
     return OUTCOME | {"steps_s": [factor * seconds for seconds in OUTCOME["steps_s"]]}
-
-
-def test_a_job_measures_all_variants_of_a_precision(measure, printed):
-    done = measure(by_precision, num_ranks=1)
-    all_three = (OURS, OURS_PLAIN, PLAIN)
-    in_order = [
-        ("tf32", all_three),
-        ("tf32", (OURS,)),
-        *((p, all_three) for p in list(PRECISIONS)[1:]),
-    ]
-    assert [(t.precision, t.variants) for t, _ in done.jobs] == [*in_order, *reversed(in_order)]
-    assert [t.deterministic for t, _ in done.jobs[:4]] == [False, True, False, False]
-    ours, _, plain, deterministic, *_, last = done.report["results"]
-    assert (ours["variant"], plain["variant"], last["precision"]) == (OURS, PLAIN, "float32")
-    assert [each["step_s"] for each in (ours, plain)] == pytest.approx([2 * 0.011, 4 * 0.011])
-    assert (ours["epoch_s"], ours["samples_per_s"]) == pytest.approx((56 * 0.022, 20 / 0.022))
-    assert ours["epoch_energies_j"] == {"energy": 280.0, "power": 252.0}
-    assert [e["times_ours"] for e in (ours, plain, deterministic)] == pytest.approx([1, 2, 3])
-    assert "nt3: --deterministic False is 3.00 times as fast" in printed(Gpu().render(done.report))
-    # The bound has the rate of its precision.
-    bounds_s = {each["precision"]: each["bound_s"] for each in done.report["results"]}
-    rates = DEVICE["flops_per_s"]
-    assert bounds_s == pytest.approx({name: 1e12 / rate + 1e-3 for name, rate in rates.items()})
-    for task, _ in done.jobs:
-        products = task.environment["JAX_DEFAULT_MATMUL_PRECISION"]
-        assert (task.settings["data_type"], products) == PRECISIONS[task.precision]
-        assert task.settings["deterministic"] == task.deterministic
-    # Each result was told when it came, with a report of those before.
-    assert [len(report["results"]) for report in done.reports[:4]] == [1, 2, 3, 4]
-    assert done.lines[0] == f"nt3, tf32, {OURS}: 22.0 ms a step; the first took 8.00 s"
 
 
 def test_the_first_round_starts_cold_and_all_gpus_train_together(measure):
@@ -152,14 +125,6 @@ OF_TORCH = {
 PEER = {"peer": "PyTorch 2.11.0", "device": "NVIDIA H100", "results": [OF_TORCH]}
 
 
-def test_a_peer_is_shown_beside_ours(measure, printed, tmp_path):
-    (tmp_path / "peer.json").write_text(json.dumps(PEER))
-    done = measure(lambda *_: OUTCOME, peer=tmp_path / "peer.json", num_ranks=1)
-    (row,) = (each for each in done.report["results"] if "peer_device" in each)
-    assert (row["times_ours"], row["epoch_s"]) == pytest.approx((2.0, 56 * 0.022))
-    assert "nt3, PyTorch 2.11.0, eager" in printed(Gpu().render(done.report))
-
-
 @pytest.mark.parametrize(
     ("content", "why"),
     [
@@ -178,29 +143,34 @@ WITHOUT = {
     "step_energies_j": {},
     "no_energy": {"energy": "no sensor", "power": "no sensor"},
 }
-ON_CPU = {"num_rounds": 1, "device": "cpu"}
+CASES = {
+    "all precisions": (by_precision, {"num_ranks": 1}),
+    "several devices": (lambda *_: OUTCOME, {"num_rounds": 1}),
+    "on CPUs": (lambda *_: OUTCOME | WITHOUT, {"num_rounds": 1, "device": "cpu"}),
+    "a peer": (lambda *_: OUTCOME, {"num_rounds": 1, "num_ranks": 1, "peer": "peer.json"}),
+}
 
 
-@pytest.mark.parametrize(
-    ("changes", "options", "words", "last_cells"),
-    [
-        ({"steps_s": [0.044]}, {}, ["NVIDIA H100, 4 devices", "400 TFLOP/s"], ["12.6", "1.00"]),
-        (
-            WITHOUT,
-            ON_CPU,
-            ["MEASURED ON CPUs", "energy by counter and integrated power: absent (no sensor)"],
-            ["-", "-", "1.00"],
-        ),
-    ],
-)
-def test_the_tables_show_what_was_measured(measure, printed, changes, options, words, last_cells):
-    done = measure(lambda *_: OUTCOME | changes, **options)
-    assert ("JAX_PLATFORMS" in done.jobs[0][0].environment) == (options == ON_CPU)
-    shown = printed(Gpu().render(done.report))
-    assert all(each in shown for each in words)
-    rows = map(str.split, shown.splitlines())
-    first = next(row for row in rows if row[:3] == ["nt3,", OURS, "tf32"])
-    assert first[-len(last_cells) :] == last_cells
+@pytest.mark.parametrize("name", CASES)
+def test_what_was_measured_is_reported_and_shown(name, measure, monkeypatch, tmp_path):
+    """tests/files/bench_gpu.txt has jobs, lines as they came, report, and what shows it."""
+    monkeypatch.chdir(tmp_path)
+    Path("peer.json").write_text(json.dumps(PEER))
+    outcome_of, options = CASES[name]
+    peer = {"peer": Path(options["peer"])} if "peer" in options else {}
+    done = measure(outcome_of, **options | peer)
+    kinds = (f"{t.precision}, {t.variants}, {t.deterministic}, {num}" for t, num in done.jobs)
+    rows = [json.dumps(each) for key in ("results", "absent") for each in done.report[key]]
+    found = map(shown, Gpu().render(done.report | {"machine": {"packages": {"jax": "0.10"}}}))
+    text = "\n".join([*kinds, *done.lines, *rows, *found])
+    check_expected(ROOT / "tests/files/bench_gpu.txt", name, text, CASES)
+    # Each result was told when it came, with a report of those before.
+    assert [len(report["results"]) for report in done.reports[:3]] == [1, 2, 3][:3] or peer
+    for task, _ in done.jobs:
+        products = task.environment["JAX_DEFAULT_MATMUL_PRECISION"]
+        assert (task.settings["data_type"], products) == PRECISIONS[task.precision]
+        assert task.settings["deterministic"] == task.deterministic
+        assert ("JAX_PLATFORMS" in task.environment) == (name == "on CPUs")
 
 
 def test_without_jax_there_is_one_message(monkeypatch):

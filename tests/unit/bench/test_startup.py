@@ -3,11 +3,9 @@ from __future__ import annotations
 from datetime import datetime
 
 import pytest
-from rich.table import Table
 
-from candle_p1.bench import startup, startup_baseline
-from candle_p1.bench.startup import BASELINE, RUN, Startup, outcome_of, start_baseline
-from candle_p1.data.reader import FileSet
+from candle_p1.bench import startup_baseline
+from candle_p1.bench.startup import outcome_of, start_baseline
 from candle_p1.records.rank_stats import Seconds
 from candle_p1.records.record import make_record
 from tests.planted_records import planted_record
@@ -62,38 +60,6 @@ def test_the_parts_of_a_start_follow_from_its_record_and_add_up(record):
     found = outcome_of(unknown, began_s, ended_s)
     assert found["parts_s"]["launch, Python, MPI"] == pytest.approx(1.5)
     assert sum(found["parts_s"].values()) == pytest.approx(found["elapsed_s"])
-
-
-def test_both_are_started_in_turn_and_compared_round_by_round(tmp_path, monkeypatch):
-    file, started, runs_s = tmp_path / "train.csv", [], iter([6.0, 9.0, 8.0])
-    file.write_text("1,2\n")
-
-    def run(task, num_ranks):
-        started.append((RUN, num_ranks))
-        total_s = next(runs_s)
-        parts_s = {"load": 1.0, "other": total_s - 1.0}
-        return {"elapsed_s": total_s, "parts_s": parts_s, "step_s": None, "end_s": 0.5}
-
-    def run_baseline(framework, paths, num_processes):
-        started.append((BASELINE, num_processes))
-        return {"elapsed_s": 3.0, "parts_s": {"Python": 0.5, f"import {framework}": 2.5}}
-
-    monkeypatch.setattr(startup, "start_run", run)
-    monkeypatch.setattr(startup, "start_baseline", run_baseline)
-    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
-    comparison = Startup(benchmark="nt3", num_ranks=NUM_RANKS, num_rounds=3)
-    comparison.files = FileSet.at({"train": file})
-    report = comparison.measure(lambda *progress: None)
-    names = (RUN, BASELINE, BASELINE, RUN, RUN, BASELINE)
-    assert started == [(name, NUM_RANKS) for name in names]
-    run, _ = report["results"]
-    assert {part["part"]: part["median_s"] for part in run["parts"]} == {"load": 1, "other": 7}
-    assert (run["later_step"], run["end"]["median_s"]) == (None, 0.5)
-    assert report["median_ratio"] == pytest.approx(8 / 3)
-    assert report["range_ratio"] == pytest.approx([2, 3])
-    (table,) = (part for part in comparison.render(report) if isinstance(part, Table))
-    rows = [name.strip() for name in table.columns[0].cells]
-    assert rows[:6] == ["load", "other", RUN, "Python", "import tensorflow", BASELINE]
 
 
 @pytest.mark.parametrize("num_bytes", [0, startup_baseline.BLOCK_BYTES + 5])

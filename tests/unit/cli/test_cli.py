@@ -19,6 +19,7 @@ from candle_p1.cluster.preflight import command as preflight
 from candle_p1.errors import EXIT_CODE
 from candle_p1.parameters.catalog import PARAMETERS
 from tests.conftest import CANDLE_P1, ROOT
+from tests.documentation import ALL, LEAVES
 from tests.planted_records import plant
 
 TIMELINE = ROOT / "tests/files/horovod_timeline.json"
@@ -38,19 +39,6 @@ def invoke(*argv):
     return CliRunner().invoke(cli.cli, [str(argument) for argument in argv])
 
 
-def commands(group, path=()):
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        yield (*path, name), command
-        if isinstance(command, click.Group):
-            yield from commands(command, (*path, name))
-
-
-ALL = dict(commands(cli.cli))
-LEAVES = {path: each for path, each in ALL.items() if not isinstance(each, click.Group)}
-
-
 @pytest.mark.parametrize("path", [(), *ALL])
 def test_every_command_and_option_has_help(path):
     result = invoke(*path, "--help")
@@ -63,7 +51,7 @@ def test_every_command_and_option_has_help(path):
 
 
 def test_no_option_takes_nan_or_infinity():
-    every = [each for _, command in commands(cli.cli) for each in command.params]
+    every = [each for command in ALL.values() for each in command.params]
     floats = (click.FloatRange, click.types.FloatParamType)
     numbers = [each for each in [*every, *preflight.params] if isinstance(each.type, floats)]
     assert len(numbers) > 5

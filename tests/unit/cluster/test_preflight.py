@@ -17,6 +17,8 @@ from candle_p1.distributed.gpus import Lack
 from candle_p1.distributed.launch_environment import LaunchedRank
 from candle_p1.distributed.mpi_library import MpiLibrary
 from candle_p1.errors import SetupError
+from tests.conftest import ROOT
+from tests.expected import check_expected
 
 NOTHING = ["--shm_gib", "0", "--memory_gib", "0", "--disk_gib", "0"]
 TWO_LIBRARIES = ["/a/libmpich.so", "/b/libmpi.so"]
@@ -51,55 +53,8 @@ def job(num_nodes=3, ranks_per_node=2, **changes):
     return facts
 
 
-def test_nodes_that_are_alike_have_no_problem():
-    assert not any(finding.problem for finding in check_facts(job(), NEEDS))
-    assert {finding.name: finding.value for finding in check_facts(job(), NEEDS)} == {
-        "ranks": "6 on 3 nodes",
-        "engine": "horovod",
-        **PACKAGES,
-        "MPI": "Open MPI v5.0.11",
-        "GPUs": "2 per node",
-        "shared memory": "32.0 GiB free in /dev/shm",
-        "results": "99.0 GiB free in results",
-        "data": "99.0 GiB free in data",
-        "memory": "64.0 GiB free",
-        "file x.csv": "10 bytes",
-        "clocks": "within 0.000 s",
-    }
-
-
 def space(name, *found):
     return {"space": {**GOOD.space, name: FreeSpace(*found)}}
-
-
-WITHOUT_HOROVOD = {name: PACKAGES[name] for name in PACKAGES if name != "horovod"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "name", "details"),
-    [
-        ({"packages": {**PACKAGES, "Python": "3.10.1"}}, "Python", ["3.10.1", "3.11.2"]),
-        ({"packages": WITHOUT_HOROVOD}, "horovod", ["none", "0.28.1"]),
-        ({"unusable": {"tensorflow": "libfoo.so: not found"}}, "tensorflow", ["libfoo.so"]),
-        ({"horovod": {"mpi": False}}, "MPI", ["without MPI"]),
-        ({"mpi_files": TWO_LIBRARIES}, "MPI", TWO_LIBRARIES),
-        ({"mpi": MpiLibrary("CRAY MPICH 8", "serialized")}, "MPI", ["CRAY", "THREAD_SERIALIZED"]),
-        ({"mpi_library": "MPICH 4.2"}, "MPI", ["MPICH 4.2", "Open MPI v5.0.11"]),
-        (space("shared memory", "/dev/shm", GIB // 16), "shared memory", ["0.1 GiB", "1.0 GiB"]),
-        (space("results", "output", GIB), "results", ["1.0 GiB", "output", "4.0 GiB"]),
-        (space("data", "data", 99 * GIB, "/x is full"), "data", ["/x is full"]),
-        (space("memory", "", GIB), "memory", ["1.0 GiB", "8.0 GiB"]),
-        ({"files": {"x.csv": None}}, "file x.csv", ["x.csv does not exist"]),
-        ({"files": {"x.csv": 9}}, "file x.csv", ["9 bytes", "10"]),
-        ({"wall_s": 1_060.0}, "clocks", ["+60.0 s"]),
-        ({"step_s": -30.0}, "clocks", ["-30.0 s"]),
-    ],
-)
-def test_the_node_that_differs_is_named(changes, name, details):
-    (found,) = (each for each in check_facts(job(**changes), NEEDS) if each.problem)
-    assert found.problem.startswith(f"node b: {name}: ")
-    assert all(detail in found.problem for detail in details)
-    assert (found.name, found.fatal, bool(found.fix)) == (name, True, True)
 
 
 def with_gpus(num_gpus, *ids, ranks_per_node=2, **changes):
@@ -110,32 +65,73 @@ def with_gpus(num_gpus, *ids, ranks_per_node=2, **changes):
     ]
 
 
-SAME_GPU = with_gpus(1, ["GPU-0"], ["GPU-0"])
+JAX = {"Python": "3.11.2", "candle-p1": "0.1.0", "keras": "3.15", "mpi4py": "4.1", "jax": "0.10.2"}
+ALONE = {"with_mpi": False, "local_size": 1, "mpi_library": None, "horovod": {}}
 
 
-@pytest.mark.parametrize(
-    ("facts", "num_gpus", "found"),
-    [
-        (with_gpus(1, ["GPU-0"], ["GPU-1"]), None, "2 per node"),  # jsrun -g1
-        (with_gpus(1, None, None), None, "2 per node"),  # cannot be told apart
-        (with_gpus(4, None, None), None, "4 per node"),
-        (with_gpus(0, [], [], has_driver=False), None, "none"),
-        (job(gpus=["x"], gpu_ids=["GPU-0"], ranks_per_node=1), None, "node b: GPUs: 2 .* only 1"),
-        (job(), 4, "nodes a, b, c: GPUs: 4 .* only 2"),
-        (job(ranks_per_node=3), None, "nodes a, b, c: GPUs: 3 ranks share 2 GPUs"),
-        (SAME_GPU, None, "nodes a, b, c: GPUs: .* same single GPU"),
-        (SAME_GPU, 2, "nodes a, b, c: GPUs: .* same single GPU"),
-        (with_gpus(0, [], []), None, "nodes .* TensorFlow sees no GPU"),
-        (with_gpus(2, None, None, horovod={"mpi": True, "nccl": False}), None, "nodes .* NCCL"),
-    ],
-)
-def test_gpus_fit_the_ranks_or_not(facts, num_gpus, found):
-    (finding,) = checks.check_gpus(facts, replace(NEEDS, num_gpus=num_gpus))
-    if not found.startswith("node"):
-        assert (finding.value, finding.problem) == (found, None)
-    else:
-        assert re.match(found, finding.problem)
-        assert finding.fatal == ("TensorFlow" not in found and "NCCL" not in found)
+def with_jax(**changes):
+    """Returns the facts of a job whose environments have neither TensorFlow nor Horovod."""
+    ranks = [replace(one, backend="jax", packages=JAX, horovod={}) for one in job()]
+    ranks[3] = replace(ranks[3], **changes)
+    return ranks
+
+
+WITHOUT_HOROVOD = {name: PACKAGES[name] for name in PACKAGES if name != "horovod"}
+SERIALIZED = MpiLibrary("CRAY MPICH 8", "serialized")
+CASES = {
+    "nodes that are alike": job(),
+    "another Python": job(packages={**PACKAGES, "Python": "3.10.1"}),
+    "a node without Horovod": job(packages=WITHOUT_HOROVOD),
+    "TensorFlow is unusable": job(unusable={"tensorflow": "libfoo.so: not found"}),
+    "Horovod without MPI": job(horovod={"mpi": False}),
+    "two MPI libraries": job(mpi_files=TWO_LIBRARIES),
+    "one thread may communicate": job(mpi=SERIALIZED),
+    "another MPI": job(mpi_library="MPICH 4.2"),
+    "little shared memory": job(**space("shared memory", "/dev/shm", GIB // 16)),
+    "little space": job(**space("results", "output", GIB)),
+    "no space": job(**space("data", "data", 99 * GIB, "/x is full")),
+    "little memory": job(**space("memory", "", GIB)),
+    "no file": job(files={"x.csv": None}),
+    "another file": job(files={"x.csv": 9}),
+    "another time": job(wall_s=1_060.0),
+    "a clock that is changed": job(step_s=-30.0),
+    "a GPU for each rank": with_gpus(1, ["GPU-0"], ["GPU-1"]),  # jsrun -g1
+    "GPUs that cannot be told apart": with_gpus(1, None, None),
+    "more GPUs than ranks": with_gpus(4, None, None),
+    "no GPU": with_gpus(0, [], [], has_driver=False),
+    "fewer GPUs on one node": job(gpus=["x"], gpu_ids=["GPU-0"], ranks_per_node=1),
+    "GPUs needed: 4": job(),
+    "more ranks than GPUs": job(ranks_per_node=3),
+    "the same GPU": with_gpus(1, ["GPU-0"], ["GPU-0"]),
+    "the same GPU, GPUs needed: 2": with_gpus(1, ["GPU-0"], ["GPU-0"]),
+    "a driver, and no GPU": with_gpus(0, [], []),
+    "GPUs without NCCL": with_gpus(2, None, None, horovod={"mpi": True, "nccl": False}),
+    "JAX": with_jax(),
+    "JAX alone": [replace(with_jax()[0], **ALONE)],
+    "TensorFlow alone": [replace(GOOD, **ALONE)],
+    "JAX, one thread may communicate": with_jax(mpi=SERIALIZED),
+    "JAX is too old": with_jax(packages=JAX | {"jax": "0.6"}),
+    "JAX, two MPI libraries": with_jax(mpi_files=TWO_LIBRARIES),
+    "engines that differ": with_jax(backend="tensorflow", horovod={"mpi": True}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_found_of_the_nodes(name):
+    """tests/files/preflight.txt has what a case does not have in common with the first one."""
+    needed = re.search(r"GPUs needed: (\d+)", name)
+    needs = replace(NEEDS, num_gpus=int(needed[1]) if needed else None)
+    usual = [] if name == "nodes that are alike" else check_facts(job(), NEEDS)
+    found = check_facts(CASES[name], needs)
+    lines = [
+        f"{each.name}: {each.value}"
+        + (f"\n  {each.problem}; {each.fix}" if each.problem else "")
+        + "\n  fatal" * each.fatal
+        for each in found
+        if each not in usual
+    ]
+    lines += [f"without {each.name}" for each in usual if each.name not in {e.name for e in found}]
+    check_expected(ROOT / "tests/files/preflight.txt", name, "\n".join(lines), CASES)
 
 
 def test_what_the_job_asked_for_and_why_it_is_not_there(monkeypatch, run_as):
@@ -151,38 +147,6 @@ def test_what_the_job_asked_for_and_why_it_is_not_there(monkeypatch, run_as):
     assert run_as("none", 0, 1, *NOTHING, "--gpus", "0")[0] == 0
     monkeypatch.setenv("CANDLE_P1_GPUS_PER_NODE", "0")
     assert run_as("none", 0, 1, *NOTHING)[0] == 0
-
-
-JAX = {"Python": "3.11.2", "candle-p1": "0.1.0", "keras": "3.15", "mpi4py": "4.1", "jax": "0.10.2"}
-ALONE = {"with_mpi": False, "local_size": 1, "mpi_library": None, "horovod": {}}
-
-
-def with_jax(**changes):
-    """Returns the facts of a job whose environments have neither TensorFlow nor Horovod."""
-    ranks = [replace(one, backend="jax", packages=JAX, horovod={}) for one in job()]
-    ranks[3] = replace(ranks[3], **changes)
-    return ranks
-
-
-@pytest.mark.parametrize(
-    ("facts", "unneeded", "problem"),
-    [
-        (with_jax(), {"tensorflow", "horovod"}, None),
-        ([replace(with_jax()[0], **ALONE)], {"horovod", "mpi4py", "engine"}, None),
-        ([replace(GOOD, **ALONE)], {"horovod", "mpi4py", "engine"}, None),
-        (with_jax(mpi=MpiLibrary("CRAY MPICH 8", "serialized")), {"horovod"}, None),  # one thread
-        (with_jax(packages=JAX | {"jax": "0.6"}), {"horovod"}, "jax"),
-        (with_jax(mpi_files=TWO_LIBRARIES), {"horovod"}, "MPI"),
-        (with_jax(backend="tensorflow", horovod={"mpi": True}), {"horovod"}, "engine"),
-    ],
-)
-def test_what_is_not_needed_is_not_examined(facts, unneeded, problem):
-    found = {finding.name: finding for finding in check_facts(facts, NEEDS)}
-    assert not unneeded & found.keys()
-    assert [name for name, one in found.items() if one.problem] == [problem] * bool(problem)
-    if problem:
-        assert found[problem].problem.startswith(f"node b: {problem}: ")
-        assert "Horovod" not in found[problem].problem + found[problem].fix
 
 
 def software():

@@ -3,8 +3,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from candle_p1.distributed.comm import agree, check_ranks, on_first_rank
-from candle_p1.distributed.launch_environment import LaunchedRank
 from candle_p1.errors import DataError, DistributedError
 from tools.simulated import WHOLE_RUN, SimulatedJob
 
@@ -85,19 +83,3 @@ def test_what_is_received_is_counted_by_phase():
     assert asked[:, 0].tolist() == [7] + [0] * 7
     assert 7000 < asked[0, 1] < 7350
     assert rest.tolist() == [[3, 3 * 32]] * 8
-
-
-def test_what_ranks_agree_on_costs_each_of_them_no_more_at_thousands():
-    job = SimulatedJob(1024, ranks_per_node=8)
-
-    def work(comm):
-        assert agree(comm, lambda: comm.rank) == comm.rank
-        assert on_first_rank(comm, lambda: "a directory") == "a directory"
-        check_ranks(LaunchedRank("mpirun", comm.rank, comm.size, None, None, None, "node"), comm)
-        assert comm.find_different(["the same digest"]) == []
-
-    job.run(work)
-    received = job.traffic[WHOLE_RUN]
-    assert set(received[1:, 0]) == {3 * 10 + 2}
-    assert received[1:, 1].max() < 200
-    assert received[0, 1] <= 100
