@@ -12,9 +12,8 @@ import argparse
 import json
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-NUM_BATCHES, MIN_BLOCKS, WARM_UP_STEPS = 4, 3, 10
+NUM_BATCHES, MIN_BLOCKS, WARM_UP_STEPS, BLOCK_STEPS = 4, 3, 10, 20
 SIZES = {
     "full": {"nt3": 60_483, "p1b1": 60_483, "p1b2": 28_204, "p1b3": 29_532},
     "small": {"nt3": 60, "p1b1": 300, "p1b2": 300, "p1b3": 2_801},
@@ -114,17 +113,11 @@ def measure(name: str, precision: str, how: str, args: argparse.Namespace) -> di
     blocks_s, begin = list[float](), time.perf_counter()
     while len(blocks_s) < MIN_BLOCKS or time.perf_counter() - begin < args.seconds:
         start = time.perf_counter()
-        train(args.steps)
-        blocks_s.append((time.perf_counter() - start) / args.steps)
-    return {
-        "benchmark": name,
-        "precision": precision,
-        "variant": how,
-        "batch_size": num,
-        "step_s": statistics.median(blocks_s),
-        "range_s": [min(blocks_s), max(blocks_s)],
-        "first_steps_s": [first_step_s],
-    }
+        train(BLOCK_STEPS)
+        blocks_s.append((time.perf_counter() - start) / BLOCK_STEPS)
+    found = {"benchmark": name, "precision": precision, "variant": how, "batch_size": num}
+    times_s = {"step_s": statistics.median(blocks_s), "range_s": [min(blocks_s), max(blocks_s)]}
+    return {**found, **times_s, "first_steps_s": [first_step_s]}
 
 
 def main() -> None:
@@ -132,20 +125,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train the four networks with PyTorch.")
     parser.add_argument("file", type=Path)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--size", default="full", choices=list(SIZES))
-    parser.add_argument("--steps", type=int, default=20, help="steps of a timed block")
+    parser.add_argument("--size", default="full", choices=SIZES)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each variant")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds, then end")
     args = parser.parse_args()
     begin, on_gpu = time.monotonic(), args.device == "cuda"
     if on_gpu and not torch.cuda.is_available():
         parser.exit(2, "torch_peer: PyTorch finds no CUDA device; --device cpu tries it without\n")
-    warnings.simplefilter("ignore")
     device = torch.cuda.get_device_name() if on_gpu else "cpu"
     results: list[dict[str, Any]] = []
     found = {"peer": f"PyTorch {torch.__version__}", "device": device, "results": results}
-    every = [(n, p, h) for p in PRECISIONS for n in BATCH_SIZES for h in ("eager", "compiled")]
-    for name, precision, how in every:
+    for precision, name, how in product(PRECISIONS, BATCH_SIZES, ("eager", "compiled")):
         if time.monotonic() - begin > args.budget:
             break
         torch.compiler.reset()
@@ -153,8 +143,7 @@ def main() -> None:
         unfinished = args.file.with_suffix(".part")
         unfinished.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
         unfinished.replace(args.file)
-        ms = 1000 * results[-1]["step_s"]
-        print(f"{name}, {precision}, {how}: {ms:.3g} ms a step", flush=True)
+        print(name, precision, how, f"{1000 * results[-1]['step_s']:.3g} ms a step", flush=True)
 
 
 if __name__ == "__main__":
