@@ -1,4 +1,4 @@
-"""All kinds of figures of a report, and those of lines and bars over ranks or epochs per rank.
+"""All kinds of figures of a report, and those of lines over ranks or epochs per rank.
 
 What draws a figure raises MissingDataError where the records lack what it shows.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from statistics import median
-from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from candle_p1.errors import CandleError
 from candle_p1.reports import columns, speed
@@ -18,39 +17,23 @@ from candle_p1.reports.drawing import (
     Drawing,
     Mark,
     Panel,
-    legend_below,
     line_figure,
-    look_of,
-    new_figure,
     to_drawing,
 )
-from candle_p1.reports.experiments import Experiment, Point, Series, describe
+from candle_p1.reports.experiments import Experiment, Series, describe
 from candle_p1.reports.figures import time
-from candle_p1.reports.frame import PARTS, STRONG, MissingDataError
+from candle_p1.reports.frame import STRONG, MissingDataError
 from candle_p1.reports.published import content, published_epochs
 from candle_p1.reports.quality import EpochGroup, epoch_groups
 from candle_p1.reports.statistics import estimate_median
-from candle_p1.reports.words import contents, number
+from candle_p1.reports.words import contents
 from candle_p1.text import count
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MAX_SERIES, MAX_PANELS = 6, 4
 """The most series in one figure: more lines could not be told apart; and in one over time."""
-
-PART_PHASES = ("startup", "load", "wait", "train", "transfer", "build", "report")
-PART_LOOKS = dict(zip(PARTS, map(look_of, PART_PHASES), strict=True))
-"""A part of the time looks like the phase that it mainly is."""
-
-MAX_COLUMNS = 3
-TITLE_WIDTH = 44
-MIN_BARS, MAX_BARS = 3, 4
-"""Fewer bars are as narrow as so many; with more there is no room for percentages."""
-
-LABEL_PERCENT = 10
-"""A smaller part has no room for its percentage."""
 
 MAX_LINES = 7
 """With more numbers of ranks than this in a plot over epochs, their runs are counted together."""
@@ -130,44 +113,6 @@ def gain(experiment: Experiment, series: Sequence[Series]) -> Figure:
     return line_figure(panels, columns=len(bases) if len(bases) > 1 else None, same_y=True)
 
 
-def time_shares(_experiment: Experiment, series: Sequence[Series]) -> Figure:
-    """Draws a panel per series, with a bar per number of ranks and its total time above."""
-    num_columns = 2 if len(series) in (2, 4) else MAX_COLUMNS
-    figure, plots = new_figure(len(series), num_columns, sharey=True)
-    counts = sorted({point.num_ranks for each in series for point in each.timed})
-    for axes, each in zip(plots, series, strict=True):
-        for x, num_ranks in enumerate(counts):
-            point = each.at(num_ranks)
-            if point is not None:
-                _draw_bar(axes, x, point, has_room=len(counts) <= MAX_BARS)
-        axes.set_xticks(range(len(counts)), [f"{num:,}" for num in counts])
-        beside = 0.5 + max(0, MIN_BARS - len(counts)) / 2
-        axes.set(xlim=(-beside, len(counts) - 1 + beside), ylim=(0, 112), xlabel="ranks")
-        axes.set_yticks(range(0, 101, 20))
-        axes.set_title(fill(each.name, TITLE_WIDTH), fontsize=9)
-    for axes in plots[::num_columns]:
-        axes.set_ylabel("share of the total time (%)")
-    legend_below(figure, *plots)
-    return figure
-
-
-def _draw_bar(axes: Axes, x: int, point: Point, *, has_room: bool) -> None:
-    """Stacks the medians of the parts over the runs that know them, scaled to a sum of 100 %."""
-    medians, bottom = columns.time_parts(point.runs).median(), 0.0
-    for part, share in (100 * medians / medians.sum()).items():
-        if share > 0:
-            axes.bar(x, share, bottom=bottom, width=0.75, label=part, **PART_LOOKS[str(part)])
-            if has_room and share > LABEL_PERCENT:
-                look: Any = {"ha": "center", "va": "center", "fontsize": "small"}
-                look["bbox"] = {"fc": "white", "ec": "none", "pad": 1, "alpha": 0.85}
-                axes.text(x, bottom + share / 2, f"{share:.0f}%", **look)
-            bottom += share
-    total = point.estimate(TOTAL)
-    if total is not None:
-        text = number(total.value) + " s" * has_room
-        axes.text(x, 101, text, ha="center", va="bottom", fontsize="x-small")
-
-
 def _merit(experiment: Experiment) -> str:
     name = columns.merit(experiment.runs)
     if name is None:
@@ -211,7 +156,6 @@ def _epoch_lines(groups: Sequence[EpochGroup], *, together: bool) -> dict[str, l
 
 DRAW: dict[str, Callable[[Experiment, Sequence[Series]], Figure | tuple[Figure, str]]] = {
     "performance": performance,
-    "parts": time_shares,
     "ranks": time.ranks_over_time,
     "improvement": gain,
     "quality": quality,

@@ -44,9 +44,9 @@ def test_the_command_writes_page_figures_and_tables(written):
     result, out = written
     assert result.exit_code == 0, result.output
     assert "bad/run.json: line 1: not JSON" in result.output
-    assert result.output.endswith("index.html: 9 runs, 7 figures\n")
+    assert result.output.endswith("index.html: 9 runs, 6 figures\n")
     names = {path.stem.removeprefix("nt3-strong-") for path in (out / "figures").iterdir()}
-    assert len(names) == 7
+    assert len(names) == 6
     assert {"energy", "improvement", "quality"} <= names
     for path in (out / "figures").glob("*.svg"):
         root = ET.fromstring(path.read_text())
