@@ -80,6 +80,6 @@ def test_cells_are_broken_between_words_or_rows_become_paragraphs(width):
             table.add_row(*row)
         lines = table_lines(table, width)
         assert {*" ".join(map(" ".join, shown)).split()} <= {*" ".join(lines).split()}
-        assert all(len(line) <= (width or 200) or line == PATH for line in lines)
+        assert all(len(line) <= (width or 200) or PATH in line for line in lines)
         is_narrow = width is not None and len(shown) > 1
         assert ("in A: 1" in lines) == is_narrow
