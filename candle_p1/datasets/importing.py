@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from candle_p1.data.directory import IMPORT_NAME, Importable
 from candle_p1.data.folds import divisions, kinds_of_groups
@@ -32,6 +31,7 @@ from candle_p1.datasets.foreign import (
 )
 from candle_p1.datasets.registry import Progress, locked, storing
 from candle_p1.datasets.synthetic import SyntheticFile, write_files
+from candle_p1.datasets.tables import MAX_SCALED, format_rows
 from candle_p1.errors import DataError, ParameterError
 from candle_p1.files import content_sha256, write_atomically
 from candle_p1.text import examples
@@ -41,6 +41,8 @@ MIN_LEAK, MIN_LEAK_OF_CLASS = 10, 3
 UNKNOWN = "unknown"
 """The class of samples without labels, where the benchmark needs none."""
 ROWS_PER_BLOCK = 16
+DECIMALS = (3, 6)
+"""After which numbers in tables often end."""
 FIELD_BYTES = 8
 """About how long a field of the files is."""
 
@@ -418,25 +420,27 @@ def write_import(
 
 
 def _rows(part: Part, layout: CsvLayout) -> Iterator[bytes]:
-    """Yields the content of a file, some rows at a time."""
-    values, lines = part.values.to_numpy(np.float32), io.StringIO()
-    writer = csv.writer(lines, delimiter=layout.separator, lineterminator="")
+    """Yields the content of a file, some rows at a time, with the digits that float32 needs."""
+    separator, values = layout.separator, part.values.to_numpy(np.float32)
+
+    def line(cells: Iterable[str]) -> bytes:
+        text = io.StringIO()
+        csv.writer(text, delimiter=separator, lineterminator="").writerow(cells)
+        return text.getvalue().encode()
+
     if layout.header:
-        writer.writerow([*part.text, *part.values.columns])
-        lines.write("\n")
-    for number, prefix in enumerate(zip(*part.text.values(), strict=True), start=1):
-        writer.writerow(prefix)
-        lines.write(_fields(values[number - 1]).replace(",", layout.separator) + "\n")
-        if number % ROWS_PER_BLOCK == 0 or number == len(values):
-            yield lines.getvalue().encode()
-            lines.seek(0)
-            lines.truncate()
-
-
-def _fields(row: NDArray[np.float32]) -> str:
-    """Returns numbers with 6 significant digits if float32 needs no more, else with 9."""
-    numbers = tuple(row.tolist())
-    short = ",%.6g" * len(numbers) % numbers
-    parsed = np.fromstring(short[1:], np.float32, sep=",")
-    is_enough = np.array_equal(parsed, row, equal_nan=True)
-    return short if is_enough else ",%.9g" * len(numbers) % numbers
+        yield line([*part.text, *part.values.columns]) + b"\n"
+    prefixes = [line(cells) for cells in zip(*part.text.values(), strict=True)]
+    written = partial(format_rows, separator=separator.encode(), strip_zeros=True, missing=b"nan")
+    for start in range(0, len(values), ROWS_PER_BLOCK):
+        beginnings, rows = (each[start : start + ROWS_PER_BLOCK] for each in (prefixes, values))
+        for decimals in DECIMALS:
+            rounded = np.round(rows.astype(np.float64), decimals)
+            is_small = np.nan_to_num(np.abs(rounded)).max(initial=0) * 10**decimals <= MAX_SCALED
+            if is_small and np.array_equal(rounded.astype(np.float32), rows, equal_nan=True):
+                yield written(beginnings, rounded, decimals=decimals)
+                break
+        else:
+            for beginning, row in zip(beginnings, rows.tolist(), strict=True):
+                fields = ",%.9g" * len(row) % tuple(row)
+                yield beginning + fields.replace(",", separator).encode() + b"\n"
