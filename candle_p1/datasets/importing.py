@@ -433,7 +433,8 @@ def _rows(part: Part, layout: CsvLayout) -> Iterator[bytes]:
     prefixes = [line(cells) for cells in zip(*part.text.values(), strict=True)]
     written = partial(format_rows, separator=separator.encode(), strip_zeros=True, missing=b"nan")
     for start in range(0, len(values), ROWS_PER_BLOCK):
-        beginnings, rows = (each[start : start + ROWS_PER_BLOCK] for each in (prefixes, values))
+        block = slice(start, start + ROWS_PER_BLOCK)
+        beginnings, rows = prefixes[block], values[block]
         for decimals in DECIMALS:
             rounded = np.round(rows.astype(np.float64), decimals)
             is_small = np.nan_to_num(np.abs(rounded)).max(initial=0) * 10**decimals <= MAX_SCALED

@@ -176,7 +176,8 @@ RANDOM = np.random.default_rng(1)
         RANDOM.normal(8, 1, (40, 7)).round(2),
         RANDOM.normal(size=(33, 3)).round(6) * 1000,
         RANDOM.lognormal(0, 5, (40, 7)),
-        [[0, 1e9, 1e-9, 3e38, -2.25]] * 17,
+        [[0, 1e9, 1e-9, -2.25]] * 17,
+        [[5e9, 3e38]],
         np.where(RANDOM.random((20, 4)) < 0.2, np.nan, 1.25),
     ],
 )
