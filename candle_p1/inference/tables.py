@@ -93,8 +93,8 @@ def read_samples(
     if rows is not None:
         if replace(options, group=None) != SampleOptions():
             problem = (
-                "options of tables of features, such as --label or --missing, are not for this"
-                " table: leave them out"
+                "options of tables of features, such as --label or --missing, do not apply to"
+                " this table: omit them"
             )
             raise DataError(problem, path)
         return NewSamples(path, partial(_by_benchmark, rows, options.group, path), notes)
