@@ -155,7 +155,7 @@ def test_responses_are_read_as_by_the_import(responses, tmp_path):
         ({"LOG_CONCENTRATION": 0.5}, {}, r"LOG_CONCENTRATION.* log10 of the molar.*convert"),
         ({"GROWTH": 0.5}, {}, r"GROWTH.* growth in percent.*convert"),
         ({}, {"label": "GROWTH"}, r"options .* --label .*omit them"),
-        ({}, {"missing": "zero"}, r"options .* --missing.*leave them out"),
+        ({}, {"missing": "zero"}, r"options .* --missing.*omit them"),
         ({}, {"group": "patient"}, r"patient.*CELLNAME, NSC, LOG_CONCENTRATION"),
     ],
 )
