@@ -69,7 +69,7 @@ GONE = SensorError("energy_uj: No such file or directory")
 @pytest.mark.parametrize(
     ("channel", "values", "energies_j"),
     [
-        (COUNTER, [*range(20), GONE, GONE, *range(22, 50)], [19, 49, 19]),
+        (COUNTER, [*range(20), GONE, GONE, *range(22, 26), GONE, *range(27, 50)], [19, 49, 19]),
         (COUNTER, [*range(20), GONE, GONE, GONE, *range(23, 50)], [19, None, None]),
         (COUNTER, [*range(900, 920), *range(30)], [19, None, None]),  # it was reset
         *[
