@@ -135,12 +135,12 @@ job-scripts: setup ## Write the ready job scripts in jobs/
 bench-conv: setup ## Time convolutions by each algorithm, beside the one that a layer takes
 	.venv/bin/python -m tools.convolutions $(TOOL_ARGS)
 
+docs: .venv-docs/setup.done ## Build the documentation in site/, and check its links
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. .venv-docs/bin/mkdocs build --strict --clean
+
 # Two builds: with x86 vector instructions, and the portable code of other processors.
 FUZZ_SECONDS ?= 600
 FUZZ_FLAGS := -std=c++17 -O1 -g -Wall -Wextra -fsanitize=address,undefined -fno-sanitize-recover=all
-docs: .venv-docs/setup.done ## Build the documentation in site/, and check its links
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --clean
-
 fuzz: ## Fuzz the CSV parser under sanitizers for FUZZ_SECONDS (600)
 	@mkdir -p build
 	@for kind in native portable; do \
@@ -150,14 +150,15 @@ fuzz: ## Fuzz the CSV parser under sanitizers for FUZZ_SECONDS (600)
 	  build/fuzz-$$kind $$(( $(FUZZ_SECONDS) / 2 )) $(FUZZ_SEED) || exit 1; \
 	done
 
+DIST := dist
 wheel: setup ## Build the wheel into dist/, check its contents and list, as SPDX, what it depends on
-	rm -rf dist
-	$(UV) build --wheel --out-dir dist
+	rm -rf '$(DIST)'
+	$(UV) build --wheel --out-dir '$(DIST)'
 	@python3 -c 'import sys, zipfile; names = zipfile.ZipFile(sys.argv[1]).namelist(); \
 	  strange = [name for name in names if not name.startswith(("candle_p1/", "candle_p1-"))]; \
 	  assert "candle_p1/__init__.py" in names and not strange, strange; \
-	  print(f"{sys.argv[1]}: {len(names)} files, all of candle_p1")' dist/*.whl
-	.venv/bin/python tools/spdx.py > dist/candle_p1.spdx.json
+	  print(f"{sys.argv[1]}: {len(names)} files, all of candle_p1")' '$(DIST)'/*.whl
+	.venv/bin/python tools/spdx.py > '$(DIST)/candle_p1.spdx.json'
 
 # The two engines' packages for GPUs need different versions of CUDA's, so each has a file of its own.
 pins: | $(UV) ## Update constraints.txt and constraints-jax.txt; UPGRADE=1 takes the newest versions
@@ -271,8 +272,8 @@ $(JAX_VENV)/setup.done: $(BUILT_FROM) constraints-jax.txt | $(UV) $(if $(filter 
 	@$(CHECK_JAX)
 	@touch $@
 
-# What this package requires, without the package itself, because reports need nothing compiled.
-# Extra-P needs a numpy that exists for these only.
+# What this package requires, without the package itself, because reports and pages need nothing
+# compiled. Extra-P needs a numpy that exists for these only.
 .venv-formats/setup.done: PYTHONS := >=3.10,<3.13
 .venv-formats/setup.done: pyproject.toml | $(UV)
 	@$(CREATE_VENV)
@@ -288,9 +289,9 @@ $(JAX_VENV)/setup.done: $(BUILT_FROM) constraints-jax.txt | $(UV) $(if $(filter 
 	  --python .venv/bin/python
 	@touch $@
 
-.venv-docs/setup.done: $(BUILT_FROM) $(PINS) | $(UV)
+.venv-docs/setup.done: pyproject.toml $(PINS) | $(UV)
 	@$(CREATE_VENV)
-	$(INSTALL) .venv-docs/bin/python --group docs --editable .
+	$(UV) pip install --python .venv-docs/bin/python --constraint $(PINS) --group docs -r pyproject.toml
 	@touch $@
 
 # Horovod is compiled again when its version, MPI's or TensorFlow's changes.

@@ -25,7 +25,7 @@ changes them by far more."""
 @pytest.mark.parametrize(
     ("engine", "runs", "placements"),
     [
-        pytest.param("horovod", RUNS, ([3], [2, 1], [1, 1, 1]), marks=pytest.mark.horovod),
+        pytest.param("horovod", RUNS, ([3], [2, 1]), marks=pytest.mark.horovod),
         pytest.param("jax", ["nt3"], ([2], [1, 1]), marks=pytest.mark.jax_engine),
     ],
 )

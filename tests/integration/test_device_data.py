@@ -17,7 +17,7 @@ from tests.records import read_record
 
 pytestmark = [pytest.mark.extended, pytest.mark.jax_engine]
 
-STEPS = "--epochs 4 --train_steps 21 --val_steps 3 --test_steps 2 --power none --save_model True"
+STEPS = "--epochs 2 --train_steps 21 --val_steps 3 --test_steps 2 --power none --save_model True"
 RUNS = {
     "nt3": NARROW,
     "p1b1": "p1b1 --model vae --dense 32",
@@ -27,16 +27,18 @@ RUNS = {
 
 
 @pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.parallel)])
-def test_every_benchmark_trains_as_with_streamed_batches(train_all, num_ranks):
+def test_training_is_as_with_streamed_batches(train_all, num_ranks):
     ways = {"placed": "", "streamed": "--device_data_mb 0"}
     flags = f"{STEPS} --check_replicas False --engine jax"
-    runs = {f"{n}-{way}": f"{r} {flags} {f}" for n, r in RUNS.items() for way, f in ways.items()}
+    # Ranks differ in their batches, whatever the benchmark.
+    chosen = {name: RUNS[name] for name in (RUNS if num_ranks == 1 else ("nt3", "p1b3"))}
+    runs = {f"{n}-{way}": f"{r} {flags} {f}" for n, r in chosen.items() for way, f in ways.items()}
     # Rank 0 alone traces; blocks are the same on all ranks nevertheless.
     runs["nt3-traced"] = f"{RUNS['nt3']} {flags} --step_trace True"
     directory = train_all(num_ranks, runs, limit_s=900)
     traced = read_record(directory / "nt3-traced/run.json")["training"]
     assert traced["device_data"]["largest_block"] == 1
-    for name in RUNS:
+    for name in chosen:
         placed, streamed = (directory / f"{name}-{way}" for way in ways)
         facts = [
             read_record(each / "run.json")["training"]["device_data"] for each in (placed, streamed)

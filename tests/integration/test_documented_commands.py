@@ -25,7 +25,13 @@ from tests.records import read_record
 pytestmark = [pytest.mark.extended, pytest.mark.parallel]
 
 COLUMNS = 80
-SMALLER = {"p1b2 --size full": "p1b2 --size small", "repeats = 3": "repeats = 1"}
+SMALLER = {
+    "p1b2 --size full": "p1b2 --size small",
+    "strong-nt3 --ranks 2 --repeats 1": "strong-nt3 --ranks 2 --repeats 1 --epochs 2",
+    "repeats = 3": "repeats = 1",
+    "epochs = 16": "epochs = 2",
+    "--epochs 16": "--epochs 2",
+}
 """What takes minutes on the pages, and what takes its place here."""
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

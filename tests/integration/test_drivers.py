@@ -139,7 +139,7 @@ def test_a_search_by_optuna_prunes_on_all_ranks_and_resumes(execute, mpirun, tmp
     for rate in (0.02, 0.01, 1e-4):
         study.enqueue_trial({"learning_rate": rate, "batch_size": 20, "dropout": 0.1})
     script = ROOT / "examples/search_nt3.py"
-    for command in ([sys.executable, script, "2"], mpirun(2, script, "3"), mpirun(2, script, "3")):
+    for command in ([sys.executable, script, "2"], mpirun(2, script, "3")):
         code, output = execute(command)
         assert code == 0, output
     states = [trial.state.name for trial in study.trials]
@@ -164,6 +164,7 @@ REFUSED = {
     "tiny --power solar": "power: 'solar'",
     "tiny --power replay:missing.csv": "missing.csv",
     "tiny --timeline t.json": "timeline t.json",
+    "tiny --save_path file/results": "save_path file/results",
 }
 ATTEMPTS = """
 import sys
@@ -181,8 +182,9 @@ for line in sys.argv[1:]:
 """
 
 
-def test_what_cannot_be_held_or_measured_is_refused(succeed, monkeypatch):
+def test_what_cannot_be_held_or_measured_or_written_is_refused(succeed, monkeypatch, tmp_path):
     monkeypatch.setenv("CANDLE_BENCHMARKS_PATH", str(TINY.parent))
+    (tmp_path / "file").write_text("")
     output = succeed([sys.executable, "-c", ATTEMPTS, *REFUSED])
     refusals = [line for line in output.splitlines() if line.startswith("refused: ")]
     for line, (command, part) in zip(refusals, REFUSED.items(), strict=True):

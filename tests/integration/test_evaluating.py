@@ -6,8 +6,10 @@ import json
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from tests.conftest import CANDLE_P1
+from candle_p1.cli import cli
+from candle_p1.errors import CandleError
 from tests.records import read_record
 
 pytestmark = [pytest.mark.extended, pytest.mark.parallel]
@@ -19,13 +21,14 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", ["nt3", "p1b1", "p1b2"])
-def test_its_test_file_gives_what_the_record_has(trained, name, succeed, tmp_path):
+def test_its_test_file_gives_what_the_record_has(trained, name, tmp_path):
     run = trained / name
     record = read_record(run / "run.json")
     table = record["data"]["files"]["test"]["path"]
     out = tmp_path / "out"
     words = ["evaluate", run, "--test_data", table, "-o", out, "--samples", "200"]
-    output = succeed([*CANDLE_P1, *words])
+    found = CliRunner().invoke(cli, list(map(str, words)))
+    assert found.exit_code == 0, found.output
     content = json.loads((out / "evaluation.json").read_text())
     assert {path.name for path in out.glob("*.png")} == FILES.get(name, FILES["nt3"])
     assert content["synthetic"]
@@ -42,17 +45,14 @@ def test_its_test_file_gives_what_the_record_has(trained, name, succeed, tmp_pat
             np.float32(recorded["value"]), rel=tolerance, abs=0
         )
         assert found["naive"] == pytest.approx(recorded["naive"], rel=1e-12, nan_ok=True)
-    assert "in the record" in output
+    assert "in the record" in found.output
     if name != "p1b1":
         assert sum(map(sum, content["confusion"])) == record["data"]["num_test"]
 
 
-def test_what_cannot_be_evaluated_is_refused(trained, execute, tmp_path):
+def test_what_cannot_be_evaluated_is_refused(trained):
     table = read_record(trained / "p1b2/run.json")["data"]["files"]["test"]["path"]
-    code, output = execute([*CANDLE_P1, "evaluate", trained / "nt3", "--test_data", table])
-    assert code == 2
-    assert output.count("\n") == 1
-    other = ["--benchmark", "p1b2"]
-    code, output = execute([*CANDLE_P1, "evaluate", trained / "nt3", "--test_data", table, *other])
-    assert code == 2
-    assert "is a run of nt3, not of p1b2" in output
+    words = ["evaluate", str(trained / "nt3"), "--test_data", table]
+    assert isinstance(CliRunner().invoke(cli, words).exception, CandleError)
+    found = CliRunner().invoke(cli, [*words, "--benchmark", "p1b2"])
+    assert "is a run of nt3, not of p1b2" in str(found.exception)

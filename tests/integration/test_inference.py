@@ -7,24 +7,31 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 
 from candle_p1.benchmark import find_benchmark
+from candle_p1.cli import cli
 from candle_p1.data.reader import FileSet, Reader
+from candle_p1.errors import CandleError
 from candle_p1.inference.prediction import write_predictions
 from candle_p1.inference.tables import read_samples
 from candle_p1.inference.trained import open_run
-from tests.conftest import CANDLE_P1, ROOT
+from tests.conftest import ROOT
 from tests.integration.conftest import NARROW
 from tests.records import read_record
 
 pytestmark = [pytest.mark.extended, pytest.mark.parallel]
 
 NUM_GENES, BATCH = 40, 16
+
+
+def run_cli(*words):
+    """Runs a command in this process; returns how it ended."""
+    return CliRunner().invoke(cli, list(map(str, words)))
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +47,7 @@ def cohort(tmp_path_factory):
     directory = tmp_path_factory.mktemp("cohort")
     table.to_csv(directory / "cohort.csv", index=False)
     flags = ["--label", "tissue", "--out", directory / "own"]
-    command = [*CANDLE_P1, "data", "import", "nt3", directory / "cohort.csv", *flags]
-    subprocess.run(command, check=True)
+    assert run_cli("data", "import", "nt3", directory / "cohort.csv", *flags).exit_code == 0
     return directory
 
 
@@ -76,22 +82,21 @@ def test_own_test_file_has_the_accuracy_of_the_record(own, cohort, tmp_path):
     assert record["data"]["inputs"]["classes"] == ["normal", "tumor"]
 
 
-def test_columns_are_found_by_name(own, cohort, tmp_path, execute):
+def test_columns_are_found_by_name(own, cohort, tmp_path):
     table = pd.read_csv(cohort / "cohort.csv")
     first = predicted(own, cohort / "cohort.csv", tmp_path / "p.csv")
     assert (first["class"] == table["tissue"]).mean() > 0.75
     others = table.iloc[:, [0, *np.random.default_rng(0).permutation(np.arange(2, 42))]]
     others.assign(EXTRA=1.5).to_csv(tmp_path / "shuffled.tsv.gz", sep="\t", index=False)
-    command = [*CANDLE_P1, "predict", own, tmp_path / "shuffled.tsv.gz", "-o", tmp_path / "q.csv"]
-    command += ["--batch_size", str(BATCH)]
-    code, output = execute(command)
-    assert (code, "further" in output, "EXTRA" in output) == (0, True, True), output
+    words = ["predict", own, tmp_path / "shuffled.tsv.gz", "-o", tmp_path / "q.csv"]
+    found = run_cli(*words, "--batch_size", BATCH)
+    assert found.exit_code == 0, found.output
+    assert "further" in found.output
+    assert "EXTRA" in found.output
     assert (tmp_path / "q.csv").read_bytes() == (tmp_path / "p.csv").read_bytes()
     table.rename(columns={"GENE7": "GENX"}).to_csv(tmp_path / "renamed.csv", index=False)
-    command = [*CANDLE_P1, "predict", own, tmp_path / "renamed.csv", "-o", tmp_path / "r.csv"]
-    code, output = execute(command)
-    assert (code, output.count("\n")) == (2, 1), output
-    assert "'GENE7'" in output
+    found = run_cli("predict", own, tmp_path / "renamed.csv", "-o", tmp_path / "r.csv")
+    assert "'GENE7'" in str(found.exception)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *("p.csv", "q.csv", "renamed.csv", "shuffled.tsv.gz")
     ]
@@ -218,12 +223,9 @@ def without_layers(run, directory):
         (without_model, ["--benchmark", "p1b2"], "a run of nt3, not of p1b2"),
     ],
 )
-def test_runs_that_cannot_predict_are_refused(
-    own, cohort, tmp_path, execute, prepare, options, message
-):
+def test_runs_that_cannot_predict_are_refused(own, cohort, tmp_path, prepare, options, message):
     prepare(own, tmp_path)
-    table = cohort / "cohort.csv"
-    code, output = execute([*CANDLE_P1, "predict", tmp_path, table, "-o", tmp_path / "p", *options])
-    assert (code, output.count("\n")) == (2, 1), output
-    assert re.search(message, output)
-    assert not Path(tmp_path / "p").exists()
+    words = ["predict", tmp_path, cohort / "cohort.csv", "-o", tmp_path / "p", *options]
+    with pytest.raises(CandleError, match=message):
+        raise run_cli(*words).exception
+    assert not (tmp_path / "p").exists()

@@ -1,13 +1,13 @@
-"""The engine jax needs neither TensorFlow nor Horovod, and a single process no MPI either."""
+"""The engine jax: needs neither TensorFlow nor Horovod, and keeps the programs that it compiles."""
 
 from __future__ import annotations
 
-import os
+import subprocess
 import sys
 
 import pytest
 
-from tests.conftest import CANDLE_P1
+from tests.conftest import CANDLE_P1, await_end, shell_environment, start_group
 from tests.integration.conftest import NARROW
 from tests.records import read_record
 
@@ -23,6 +23,7 @@ RUNS = {
 NOT_NEEDED = ("tensorflow", "horovod", "mpi4py")
 HIDE = f"import sys\nsys.modules.update(dict.fromkeys({NOT_NEEDED}))\n"
 """Makes them look as if they were not installed, where Python reads this at its start."""
+HOST = "--share_gpus True --check_replicas True"
 TRACE = """\
 import os, traceback
 with open(os.environ["IMPORTS"], "a") as file:
@@ -42,34 +43,57 @@ def test_every_benchmark_trains_where_none_of_the_three_is_found(train_all, tmp_
         assert record["quality"]["loss"]["value"] > 0
 
 
-@pytest.mark.parallel
-def test_ranks_import_neither_tensorflow_nor_horovod(mpirun, execute, tmp_path):
-    """Both look installed; their import is noticed, as a last command shows."""
+@pytest.fixture(scope="module")
+def jobs(mpirun, data_directory, tmp_path_factory):
+    """The directory of runs of NT3 on two ranks, one after the other, with one for programs.
+
+    TensorFlow and Horovod look installed; their import is noticed.
+    """
+    directory = tmp_path_factory.mktemp("jobs")
     for name in ("tensorflow", "horovod"):
-        (tmp_path / "packages" / name).mkdir(parents=True)
-        (tmp_path / "packages" / name / "__init__.py").write_text(TRACE)
-    imports = tmp_path / "imports"
-    env = os.environ | {"PYTHONPATH": str(tmp_path / "packages"), "IMPORTS": str(imports)}
-    flags = [*RUNS["nt3"].split()[1:], "--engine", "jax", "--output_dir", "out"]
-    code, output = execute([*CANDLE_P1, "run", "nt3", "--np", "2", "--", *flags], env=env)
-    assert not imports.exists(), imports.read_text()
-    assert code == 0, output
-    record = read_record(tmp_path / "out/EXP000/RUN000/run.json")
-    assert (record["num_ranks"], record["distributed"]["backend"]) == (2, "jax")
-    execute([sys.executable, "-c", "import horovod"], env=env)
-    assert imports.read_text().startswith("horovod ")
+        (directory / "packages" / name).mkdir(parents=True)
+        (directory / "packages" / name / "__init__.py").write_text(TRACE)
+    env = shell_environment(data_directory) | {"PYTHONPATH": str(directory / "packages")}
+    env["IMPORTS"] = str(directory / "imports")
+    flags = f"{RUNS['nt3']} --engine jax --power none --compiled_dir kept --output_dir ."
+    for name, further in {"first": "", "second": "", "host": HOST}.items():
+        benchmark, *argv = f"{flags} --experiment_id . --run_id {name} {further}".split()
+        job = start_group(
+            [*CANDLE_P1, "run", benchmark, "--np", 2, "--", *argv], directory, env=env
+        )
+        code, output = await_end(job, 600)
+        assert code == 0, output
+    assert not (directory / "imports").exists(), (directory / "imports").read_text()
+    subprocess.run([sys.executable, "-c", "import horovod"], env=env, capture_output=True)
+    return directory
 
 
 @pytest.mark.parallel
-def test_ranks_that_share_a_gpu_average_through_the_host(mpirun, execute, tmp_path):
+def test_ranks_import_neither_tensorflow_nor_horovod(jobs):
+    """The last import shows that one would have been noticed."""
+    assert (jobs / "imports").read_text().startswith("horovod ")
+    record = read_record(jobs / "first/run.json")
+    assert (record["num_ranks"], record["distributed"]["backend"]) == (2, "jax")
+
+
+@pytest.mark.parallel
+def test_the_second_start_is_warm_and_trains_the_same(jobs):
+    cold, warm = (read_record(jobs / each / "run.json")["programs"] for each in ("first", "second"))
+    assert (cold["start"], warm["start"]) == ("cold", "warm")
+    assert cold["num_kept"] > 3 > cold["num_loaded"]
+    assert warm["num_loaded"] >= cold["num_kept"]
+    histories = [(jobs / each / "history.csv").read_text() for each in ("first", "second")]
+    assert histories[0] == histories[1]
+    (directory,) = (jobs / "kept").iterdir()
+    assert directory.stat().st_mode & 0o077 == 0  # who can write a program can run it
+
+
+@pytest.mark.parallel
+def test_ranks_that_share_a_gpu_average_through_the_host(jobs):
     """Also on CPUs: they train as with JAX's own collectives, to rounding."""
+    records = {each: read_record(jobs / each / "run.json") for each in ("second", "host")}
     losses = []
-    for share in ("True", "False"):
-        flags = [*RUNS["nt3"].split()[1:], "--engine", "jax", "--check_replicas", "True"]
-        flags += ["--share_gpus", share, "--output_dir", share]
-        code, output = execute([*CANDLE_P1, "run", "nt3", "--np", "2", "--", *flags])
-        assert code == 0, output
-        record = read_record(tmp_path / share / "EXP000/RUN000/run.json")
-        assert (record["distributed"]["settings"]["collectives"] == "host") == (share == "True")
+    for name, record in records.items():
+        assert (record["distributed"]["settings"]["collectives"] == "host") == (name == "host")
         losses.append([epoch["metrics"]["loss"] for epoch in record["training"]["epochs"]])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)

@@ -1,4 +1,4 @@
-"""The wheel in an environment of its own, outside the checkout, and what is written beside it."""
+"""The wheel in an environment of its own, outside the checkout, and what `make wheel` lists."""
 
 from __future__ import annotations
 
@@ -27,41 +27,48 @@ EXTRA, PINS = (
 
 
 @pytest.fixture
-def uv(execute, tmp_path):
-    """Runs uv, which must succeed; skips where it is missing, or reaches no package index.
-
-    The environment that it makes, which may be large, is removed.
-    """
+def uv():
+    """The path of uv."""
     program = shutil.which("uv") or ROOT / ".tools/bin/uv"
     if not shutil.which(program):
         pytest.skip("needs uv: make uv")
+    return program
 
-    def uv(*argv):
-        code, output = execute([program, *argv], 900)
+
+@pytest.fixture
+def online(execute, tmp_path):
+    """Runs a command, which must succeed; skips where it reaches no package index.
+
+    The environment that is made, which may be large, is removed.
+    """
+
+    def online(*argv):
+        code, output = execute(argv, 900)
         if code and NO_INDEX.search(output):
             pytest.skip(f"no package index: {output.splitlines()[-1]}")
         assert code == 0, output
 
-    yield uv
+    yield online
     shutil.rmtree(tmp_path / "env", ignore_errors=True)
 
 
-def test_the_wheel_trains_where_nothing_else_is_installed(uv, execute, tmp_path):
-    place, python = tmp_path / "place", tmp_path / "env/bin/python"
+def test_the_wheel_trains_where_nothing_else_is_installed(uv, online, execute, tmp_path):
+    place, python, dist = tmp_path / "place", tmp_path / "env/bin/python", tmp_path / "dist"
     place.mkdir()
-    uv("build", "--wheel", "--out-dir", tmp_path, f"-Cbuild-dir={tmp_path}/build", ROOT)
-    (wheel,) = tmp_path.glob("*.whl")
+    online("make", "-C", ROOT, "--old-file=setup", "wheel", f"DIST={dist}")
+    (wheel,) = dist.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     for name in ("CITATION.cff", "licenses/LICENSE"):
         assert f"candle_p1-{version('candle-p1')}.dist-info/{name}" in names
+    check_dependencies(json.loads((dist / "candle_p1.spdx.json").read_text()))
 
     def install(what):
-        uv("pip", "install", "--python", python, "--constraint", ROOT / PINS, what)
+        online(uv, "pip", "install", "--python", python, "--constraint", ROOT / PINS, what)
 
     def candle_p1(*argv):
         return execute([tmp_path / "env/bin/candle-p1", *argv], cwd=place)
 
-    uv("venv", "--python", sys.executable, tmp_path / "env")
+    online(uv, "venv", "--python", sys.executable, tmp_path / "env")
     install(wheel)
     code, output = candle_p1("data", "info", "--json", place / "info.json")
     assert code == 0, output
@@ -81,8 +88,7 @@ def test_the_wheel_trains_where_nothing_else_is_installed(uv, execute, tmp_path)
     assert str(ROOT) not in output
 
 
-def test_dependencies_are_listed(succeed):
-    document = json.loads(succeed([sys.executable, ROOT / "tools/spdx.py"]))
+def check_dependencies(document):
     packages = {each["SPDXID"]: each for each in document["packages"]}
     of_numpy = packages["SPDXRef-numpy"]
     assert of_numpy["externalRefs"][0]["referenceLocator"] == f"pkg:pypi/numpy@{version('numpy')}"
