@@ -27,9 +27,9 @@ UV := $(shell version=$$(uv --version 2>/dev/null | cut -d ' ' -f 2); \
   if [ "$$oldest" = $(UV_MINIMUM) ]; then command -v uv; else echo .tools/bin/uv; fi)
 CODE := candle_p1 benchmarks examples tools tests docs/hooks
 BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard candle_p1/data/csvkernel/* candle_p1/failure/native/* candle_p1/ops/source/*.* candle_p1/ops/source/tiles/*)
-# Compiled to bytecode once, here: TensorFlow's modules take seconds to compile, and every process
-# would do so again wherever Python cannot write its caches.
-INSTALL = $(UV) pip install --compile-bytecode --constraint $(PINS) --python
+# .venv is compiled to bytecode once, here: TensorFlow's modules take seconds to compile, and every
+# process would do so again wherever Python cannot write its caches.
+INSTALL = $(UV) pip install $(if $(filter .venv,$(@D)),--compile-bytecode) --constraint $(PINS) --python
 
 ifeq ($(GPU),1)
   TENSORFLOW := tensorflow-gpu
@@ -99,13 +99,15 @@ format: setup ## Format the code and apply the linter's fixes
 # of -m jax_engine show that runs go on bit for bit.
 JAX_UNIT_TESTS := $(addprefix tests/unit/,distributed/test_backend.py distributed/test_devices.py \
   distributed/test_gpus.py models/test_gpu_forms.py models/test_layers.py models/test_losses.py models/test_models.py \
-  models/test_optimizers.py training/test_loop.py training/test_saver.py training/test_state.py)
+  models/test_optimizers.py training/test_loop.py training/test_saver.py training/test_state.py \
+  training/test_steps.py)
 test-jax: $(JAX_VENV)/setup.done ## Test the engine jax, without TensorFlow and Horovod
 	@$(JAX_VENV)/bin/python -c 'from importlib.util import find_spec; import jax; \
 	  assert not any(map(find_spec, ("tensorflow", "horovod")))'
 	PATH=$(CURDIR)/$(JAX_VENV)/bin:$$PATH $(JAX_VENV)/bin/python -m pytest -m "not extended" -k "not bit_for_bit" \
 	  $(JAX_UNIT_TESTS) $(PYTEST_ARGS)
-	PATH=$(CURDIR)/$(JAX_VENV)/bin:$$PATH $(JAX_VENV)/bin/python -m pytest -m jax_engine $(PYTEST_ARGS)
+	PATH=$(CURDIR)/$(JAX_VENV)/bin:$$PATH $(JAX_VENV)/bin/python -m pytest -m jax_engine \
+	  $(addprefix tests/,integration parallel cluster) $(PYTEST_ARGS)
 
 test-formats: .venv-formats/setup.done ## Check exported files with Extra-P and MLPerf's compliance checker
 	.venv-formats/bin/python -m pytest tests/unit/reports/test_sections.py tests/unit/instrument/test_mllog.py -m formats $(PYTEST_ARGS)
@@ -291,7 +293,7 @@ $(JAX_VENV)/setup.done: $(BUILT_FROM) constraints-jax.txt | $(UV) $(if $(filter 
 
 .venv-docs/setup.done: pyproject.toml $(PINS) | $(UV)
 	@$(CREATE_VENV)
-	$(UV) pip install --python .venv-docs/bin/python --constraint $(PINS) --group docs -r pyproject.toml
+	$(INSTALL) .venv-docs/bin/python --group docs -r pyproject.toml
 	@touch $@
 
 # Horovod is compiled again when its version, MPI's or TensorFlow's changes.

@@ -21,7 +21,7 @@ FAULTS = [
     ("mpirun", "launcher", "STOP", "training"),
     ("mpirun", "rank 0", "TERM", "training"),
 ]
-NUM_KILLS = 4
+NUM_KILLS = 2
 
 
 @pytest.fixture(scope="module")

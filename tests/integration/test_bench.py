@@ -118,20 +118,17 @@ def test_a_signal_ends_the_comparison_and_its_jobs(mpirun, start):
 
 
 @pytest.mark.horovod
-def test_a_step_is_compared_with_plain_keras_and_another_environment(bench):
-    report, _ = bench(*STEP, "--compare_env", sys.executable)
-    here, plain, there, plain_there = report["results"]
-    assert here["batch_size"] == plain["batch_size"] == 20
+def test_a_step_is_measured_here_and_in_another_environment(bench):
+    """In test_own_files.py it is compared with plain Keras, in test_keras2.py also with Keras 2."""
+    report, _ = bench(*STEP, "--baseline", "none", "--compare_env", sys.executable)
+    here, there = report["results"]
+    assert here["batch_size"] == there["batch_size"] == 20
     assert here["has_fast_kernels"]
-    assert (here["kernels"], plain["kernels"]) == ("fast", "plain")
     assert here["peak_bytes"] > here["state_bytes"] > 0
     assert here["matrix_bytes"] > 0
-    differences = report["differences"]["plain Keras"]
-    assert differences["loss"] < 1e-5
-    assert 0 <= differences["update"] < 1e-3
     assert report["roofline"]["total_s"] > 0
     assert (here["python"], there["python"]) == (None, sys.executable)
-    assert set(here["speedup"]) == {each["variant"] for each in (plain, there, plain_there)}
+    assert set(here["speedup"]) == {there["variant"]}
     assert there["backend"] == here["backend"]
 
 

@@ -173,7 +173,8 @@ def test_a_network_trains_as_in_candle(case):
     # In float32, many gradients of autoencoders are rounding errors, and Adam's steps have the same
     # size for those: only losses are compared.
     tolerance = np.inf if name == "p1b1" and "f64" not in flags else TOLERANCE
-    data, reference, models = models_of(name, flags, kernels=KERNELS, **options)
+    kernels = KERNELS if "f64" not in flags else ["fast"]  # of which few differ in float64
+    data, reference, models = models_of(name, flags, kernels=kernels, **options)
     if case == "nt3 by tiles":
         assert Convolution(320 - 19, 10, 32, 32, 10).choose() == "tiled"
     assert_trains_alike(reference, models, data, BATCH_SIZES[name], tolerance)

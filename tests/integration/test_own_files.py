@@ -50,4 +50,7 @@ def test_its_steps_are_compared_with_plain_keras(data, succeed):
     argv = ["step", ARRAYS, "--data_dir", ".", "--rounds", "1", "--json", "step.json"]
     succeed([*CANDLE_P1, "bench", *argv])
     report = json.loads((data / "step.json").read_text())
-    assert report["differences"]["plain Keras"]["loss"] < 1e-5
+    assert [result["kernels"] for result in report["results"]] == ["fast", "plain"]
+    differences = report["differences"]["plain Keras"]
+    assert differences["loss"] < 1e-5
+    assert 0 <= differences["update"] < 1e-3
