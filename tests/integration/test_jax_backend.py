@@ -1,4 +1,4 @@
-"""The engine jax: needs neither TensorFlow nor Horovod, and keeps the programs that it compiles."""
+"""Ranks of the engine jax import neither TensorFlow nor Horovod, and keep compiled programs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,9 @@ from tests.conftest import CANDLE_P1, await_end, shell_environment, start_group
 from tests.integration.conftest import NARROW
 from tests.records import read_record
 
-pytestmark = [pytest.mark.extended, pytest.mark.jax_engine]
+pytestmark = [pytest.mark.extended, pytest.mark.jax_engine, pytest.mark.parallel]
 
-STEPS = "--epochs 2 --train_steps 5 --val_steps 2 --test_steps 2"
-RUNS = {
-    "nt3": f"{NARROW} {STEPS}",
-    "p1b1": f"p1b1 --model vae --dense 32 {STEPS}",
-    "p1b2": f"p1b2 --dense 16 {STEPS}",
-    "p1b3": f"p1b3 --dense 16 --cell_noise_sigma 0.1 {STEPS}",
-}
-NOT_NEEDED = ("tensorflow", "horovod", "mpi4py")
-HIDE = f"import sys\nsys.modules.update(dict.fromkeys({NOT_NEEDED}))\n"
-"""Makes them look as if they were not installed, where Python reads this at its start."""
+FLAGS = f"{NARROW} --epochs 2 --train_steps 5 --val_steps 2 --test_steps 2 --power none"
 HOST = "--share_gpus True --check_replicas True"
 TRACE = """\
 import os, traceback
@@ -31,16 +22,6 @@ with open(os.environ["IMPORTS"], "a") as file:
 raise RuntimeError(f"{__name__} was imported")
 """
 """A package that takes the place of another one, and writes down who imports it."""
-
-
-def test_every_benchmark_trains_where_none_of_the_three_is_found(train_all, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(HIDE)
-    directory = train_all(1, RUNS, settings={"PYTHONPATH": str(tmp_path)})
-    for name in RUNS:
-        record = read_record(directory / name / "run.json")
-        assert (record["benchmark"], record["status"]) == (name, "ok")
-        assert record["num_ranks"] == 1
-        assert record["quality"]["loss"]["value"] > 0
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +36,7 @@ def jobs(mpirun, data_directory, tmp_path_factory):
         (directory / "packages" / name / "__init__.py").write_text(TRACE)
     env = shell_environment(data_directory) | {"PYTHONPATH": str(directory / "packages")}
     env["IMPORTS"] = str(directory / "imports")
-    flags = f"{RUNS['nt3']} --engine jax --power none --compiled_dir kept --output_dir ."
+    flags = f"{FLAGS} --engine jax --compiled_dir kept --output_dir {directory}"
     for name, further in {"first": "", "second": "", "host": HOST}.items():
         benchmark, *argv = f"{flags} --experiment_id . --run_id {name} {further}".split()
         job = start_group(
@@ -68,7 +49,6 @@ def jobs(mpirun, data_directory, tmp_path_factory):
     return directory
 
 
-@pytest.mark.parallel
 def test_ranks_import_neither_tensorflow_nor_horovod(jobs):
     """The last import shows that one would have been noticed."""
     assert (jobs / "imports").read_text().startswith("horovod ")
@@ -76,7 +56,6 @@ def test_ranks_import_neither_tensorflow_nor_horovod(jobs):
     assert (record["num_ranks"], record["distributed"]["backend"]) == (2, "jax")
 
 
-@pytest.mark.parallel
 def test_the_second_start_is_warm_and_trains_the_same(jobs):
     cold, warm = (read_record(jobs / each / "run.json")["programs"] for each in ("first", "second"))
     assert (cold["start"], warm["start"]) == ("cold", "warm")
@@ -88,7 +67,6 @@ def test_the_second_start_is_warm_and_trains_the_same(jobs):
     assert directory.stat().st_mode & 0o077 == 0  # who can write a program can run it
 
 
-@pytest.mark.parallel
 def test_ranks_that_share_a_gpu_average_through_the_host(jobs):
     """Also on CPUs: they train as with JAX's own collectives, to rounding."""
     records = {each: read_record(jobs / each / "run.json") for each in ("second", "host")}
