@@ -32,13 +32,13 @@ CASES = [
         [(0, 5), (1, 0), (2, 3)],
     ),
     (
-        f"nt3 {NT3} --data_type f16 --optimizer adam --backward_passes_per_step 2"
-        " --check_replicas True --ckpt_every_steps 2",
-        [(1, 3)],
+        f"nt3 {NT3} --data_type f16 --optimizer adam --check_replicas True --ckpt_every_steps 4",
+        [(1, 4)],
     ),
     (
         f"p1b1 {SMALL} --batch_size 30 --dense 40 --model vae --optimizer adam --reduce_lr True"
-        " --early_stop True --patience 1 --data_parallel batch_step --ckpt_every_steps 2",
+        " --early_stop True --patience 1 --data_parallel batch_step --backward_passes_per_step 2"
+        " --ckpt_every_steps 2",
         [(1, 3)],
     ),
     (

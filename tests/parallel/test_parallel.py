@@ -43,7 +43,12 @@ ON_FOUR = "a,a,a,a a,a,b,b a,b,a,b a,b,c,d"
         ),
     ],
 )
-def test_checks_hold_on_all_ranks(mpirun, execute, num_ranks, argv, num_checks):
+def test_checks_hold_on_all_ranks(
+    mpirun, execute, monkeypatch, tmp_path, num_ranks, argv, num_checks
+):
+    # JAX keeps what it compiles: many checks train the same small networks.
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "programs"))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
     code, output = execute(mpirun(num_ranks, HERE / "harness.py", *argv.split()), limit_s=1200)
     print(output)
     assert code == 0, output

@@ -29,6 +29,7 @@ def models():
     return [model_of(case, num_samples=399) for case in range(CASES)]
 
 
+@pytest.mark.extended
 def test_known_parameters_are_in_their_intervals_in_90_to_98_of_100_cases(models):
     covered, known = Counter(), Counter()
     for model in models:
@@ -44,6 +45,7 @@ def test_known_parameters_are_in_their_intervals_in_90_to_98_of_100_cases(models
     assert all(covered[name] / known[name] >= 0.86 for name in known), covered
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("num_ranks", "least", "most"), [(8, 0.88, 1), (2, 0.82, 0.97)])
 def test_other_runs_are_in_their_prediction_intervals(models, num_ranks, least, most):
     inside, widths = [], []

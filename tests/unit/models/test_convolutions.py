@@ -104,6 +104,7 @@ def test_the_networks_of_the_benchmarks(sizes):
         np.testing.assert_array_equal(one, again)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("instructions", ["avx2", "portable"])
 def test_processors_without_the_newest_instructions(instructions):
     """The operations choose once in a process, so the tests above run in another one."""
