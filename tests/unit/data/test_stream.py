@@ -23,11 +23,12 @@ from candle_p1.errors import DataError
 from candle_p1.instrument import reading
 from tools.simulated import SimulatedJob
 
+compress_gzip = partial(gzip.compress, mtime=0)  # names of tests contain the bytes
 compress_zstd = partial(pyarrow.compress, codec="zstd", asbytes=True)
 SKIPPED = b"\x50\x2a\x4d\x18\4\0\0\0abcd"
 """A frame of zstd without content, as several threads write first and seekable files last."""
 PACKS = {
-    "gz": lambda parts: b"".join(map(gzip.compress, parts)) + bytes(9),  # as padded on tapes
+    "gz": lambda parts: b"".join(map(compress_gzip, parts)) + bytes(9),  # as padded on tapes
     "zst": lambda parts: SKIPPED + b"".join(map(compress_zstd, parts)) + SKIPPED,
 }
 
@@ -103,15 +104,15 @@ def test_damage_is_an_error_of_all_ranks_or_does_not_matter(path, job, table, da
             b"1,2\n",
             "the file is not compressed by gzip, but its name ends with .gz",
         ),
-        ("table.csv.zst", gzip.compress(b"1,2\n"), "the file is not compressed by zstd, but"),
-        ("table.csv.gz", gzip.compress(b"1,2\n" * 99)[:-9], "copied incompletely: gzip cannot"),
-        ("table.csv.gz", gzip.compress(b"1,2\n") + b"3,4\n", "gzip -t"),
+        ("table.csv.zst", compress_gzip(b"1,2\n"), "the file is not compressed by zstd, but"),
+        ("table.csv.gz", compress_gzip(b"1,2\n" * 99)[:-9], "copied incompletely: gzip cannot"),
+        ("table.csv.gz", compress_gzip(b"1,2\n") + b"3,4\n", "gzip -t"),
         (
             "table.csv.gz",
-            gzip.compress(b"1,2\n" * 99 + b"1,x"),
+            compress_gzip(b"1,2\n" * 99 + b"1,x"),
             "line 100, column 2: the field 'x'",
         ),
-        ("table.csv.gz", gzip.compress(b"1,2\n" * 99 + b"1"), "the file ends within this line"),
+        ("table.csv.gz", compress_gzip(b"1,2\n" * 99 + b"1"), "the file ends within this line"),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_all_ranks(tmp_path, name, content, problem):
@@ -125,7 +126,7 @@ def test_what_cannot_be_read_is_refused_by_all_ranks(tmp_path, name, content, pr
 def test_a_text_that_grows_too_much_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("candle_p1.data.source.MOST_BYTES", 100_000)
     path = tmp_path / "table.csv.gz"
-    path.write_bytes(gzip.compress(b"1,2\n" * 30_000))
+    path.write_bytes(compress_gzip(b"1,2\n" * 30_000))
     with pytest.raises(DataError, match=f"{path}: its text is longer than 100000 bytes"):
         read_together(path, CsvLayout(), Loading(block_bytes=1000))
 
@@ -140,7 +141,7 @@ def test_what_decompresses_zstd_may_be_missing(tmp_path, monkeypatch):
 
 def test_gzip_is_read_without_the_faster_library(tmp_path, monkeypatch):
     path = tmp_path / "table.csv.gz"
-    path.write_bytes(gzip.compress(b"1,2\n" * 1000))
+    path.write_bytes(compress_gzip(b"1,2\n" * 1000))
     monkeypatch.setitem(sys.modules, "isal", None)
     assert read_together(path, CsvLayout()).values.tolist() == [[1, 2]] * 1000
 
@@ -148,7 +149,7 @@ def test_gzip_is_read_without_the_faster_library(tmp_path, monkeypatch):
 def test_no_more_than_the_slots_is_decompressed_ahead(tmp_path):
     """A rank that takes no block keeps two in memory, however long the text is."""
     path = tmp_path / "table.csv.gz"
-    path.write_bytes(gzip.compress(b"1,2\n" * 100_000))
+    path.write_bytes(compress_gzip(b"1,2\n" * 100_000))
     asked, go_on = [], threading.Event()
 
     class Waits(threading.Event):
@@ -175,7 +176,7 @@ def test_no_more_than_the_slots_is_decompressed_ahead(tmp_path):
 def test_progress_and_the_log_tell_what_is_read_of_the_file(tmp_path):
     path = tmp_path / "table.csv.gz"
     numbers = np.random.default_rng(0).random((10_000, 10))
-    path.write_bytes(gzip.compress("\n".join(",".join(map(str, row)) for row in numbers).encode()))
+    path.write_bytes(compress_gzip("\n".join(",".join(map(str, row)) for row in numbers).encode()))
     size, shown, log = path.stat().st_size, [], reading.ReadLog()
     assert size > BLOCK_BYTES // 2
     loading = Loading(block_bytes=1 << 20, progress=lambda *facts: shown.append(facts))
@@ -193,7 +194,7 @@ def test_a_cache_of_a_compressed_file_is_rebuilt_when_that_changes(tmp_path):
     loading = Loading("cached", cache=CacheSettings(tmp_path / "cache"), notify=notes.append)
     for value, num_notes in ((2, 0), (2, 0), (3, 1)):
         if num_notes or not path.exists():
-            path.write_bytes(gzip.compress(f"1,{value}\n".encode()))
+            path.write_bytes(compress_gzip(f"1,{value}\n".encode()))
         assert read_table(path, loading).values.tolist() == [[1, value]]
         assert len(notes) == num_notes
         (cache,) = list_caches(tmp_path / "cache")
