@@ -27,8 +27,8 @@ def test_its_test_file_gives_what_the_record_has(trained, name, tmp_path):
     table = record["data"]["files"]["test"]["path"]
     out = tmp_path / "out"
     words = ["evaluate", run, "--test_data", table, "-o", out, "--samples", "200"]
-    found = CliRunner().invoke(cli, list(map(str, words)))
-    assert found.exit_code == 0, found.output
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(cli, list(map(str, words)))
+    assert result.exit_code == 0, result.output
     content = json.loads((out / "evaluation.json").read_text())
     assert {path.name for path in out.glob("*.png")} == FILES.get(name, FILES["nt3"])
     assert content["synthetic"]
@@ -45,7 +45,7 @@ def test_its_test_file_gives_what_the_record_has(trained, name, tmp_path):
             np.float32(recorded["value"]), rel=tolerance, abs=0
         )
         assert found["naive"] == pytest.approx(recorded["naive"], rel=1e-12, nan_ok=True)
-    assert "in the record" in found.output
+    assert "in the record" in result.output
     if name != "p1b1":
         assert sum(map(sum, content["confusion"])) == record["data"]["num_test"]
 
