@@ -101,7 +101,7 @@ CASES = {
     "ckpt_every_s": Case("0.001", FILES, SAVED),
     "ckpt_every_steps": Case("1", FILES, SAVED),
     "ckpt_skip_epochs": Case("10", FILES, SAVED),
-    "ckpt_save_best": Case("True", FILES, SAVED),
+    "ckpt_save_best": Case("False", FILES, "--ckpt_save_interval 9 --epochs 5"),
     "ckpt_save_weights_only": Case("True", "checkpoints.saved_bytes", SAVED),
     "ckpt_directory": Case("elsewhere", "checkpoints.directory", SAVED),
     "ckpt_keep_mode": Case("exponential", FILES, SAVED),
