@@ -37,11 +37,11 @@ LOADED_S = {"original": 20.0, "chunked": 4.0, "parallel": 1.0, "npy": 0.5, "para
 
 
 def loads(task, num_ranks, number, scale=1.0, known=True):
-    """The first rank is the slowest; each job takes a tenth longer than the one before."""
+    """The first rank is the slowest; each job takes a tenth longer, and converting is slow."""
     if task.converts:
         task.directory.mkdir(parents=True)
         (task.directory / "train").write_bytes(bytes(8))
-    seconds = scale * LOADED_S[task.method] * (1 + 0.1 * number)
+    seconds = scale * LOADED_S[task.method] * (1 + 0.1 * number) * (100 if task.converts else 1)
     sampled = task.samples_memory and known
     return [
         {
