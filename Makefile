@@ -139,8 +139,8 @@ job-scripts: setup ## Write the ready job scripts in jobs/
 bench-conv: setup ## Time convolutions by each algorithm, beside the one that a layer takes
 	.venv/bin/python -m tools.convolutions $(TOOL_ARGS)
 
-docs: .venv-docs/setup.done ## Build the documentation in site/, and check its links
-	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. .venv-docs/bin/mkdocs build --strict --clean
+docs: setup .venv-docs/setup.done ## Build the documentation in site/, and check its links
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=.venv-docs .venv/bin/python -m mkdocs build --strict --clean
 
 # Two builds: with x86 vector instructions, and the portable code of other processors.
 FUZZ_SECONDS ?= 600
@@ -276,8 +276,8 @@ $(JAX_VENV)/setup.done: $(BUILT_FROM) constraints-jax.txt | $(UV) $(if $(filter 
 	@$(CHECK_JAX)
 	@touch $@
 
-# What this package requires, without the package itself, because reports and pages need nothing
-# compiled. Extra-P needs a numpy that exists for these only.
+# What this package requires, without the package itself, because reports need nothing compiled.
+# Extra-P needs a numpy that exists for these only.
 .venv-formats/setup.done: PYTHONS := >=3.10,<3.13
 .venv-formats/setup.done: pyproject.toml | $(UV)
 	@$(CREATE_VENV)
@@ -293,9 +293,10 @@ $(JAX_VENV)/setup.done: $(BUILT_FROM) constraints-jax.txt | $(UV) $(if $(filter 
 	  --python .venv/bin/python
 	@touch $@
 
-.venv-docs/setup.done: pyproject.toml $(PINS) | $(UV)
-	@$(CREATE_VENV)
-	$(INSTALL) .venv-docs/bin/python --group docs -r pyproject.toml
+# Likewise a directory beside .venv: the pages of reference come from the package in .venv.
+.venv-docs/setup.done: pyproject.toml $(PINS) .venv/setup.done | $(UV)
+	rm -rf .venv-docs
+	$(UV) pip install --constraint $(PINS) --group docs --target .venv-docs --python .venv/bin/python
 	@touch $@
 
 # Horovod is compiled again when its version, MPI's or TensorFlow's changes.
