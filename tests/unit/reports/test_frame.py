@@ -45,12 +45,16 @@ def test_times_are_those_of_the_slowest_rank():
 def test_the_parts_of_a_run_add_up_to_its_total(is_logged):
     """Unmeasured communication is one part with training."""
     changes = {} if is_logged else {"phases.train.communication": REMOVED}
-    run = run_of(num_ranks=2, wait_s=1.0, communication_s=2.0, changes=changes)
+    facts = {"num_ranks": 2, "wait_s": 1.0, "communication_s": 2.0}
+    transfer = run_of(**facts).record.phases["broadcast"].regions["wait"]  # of a second, too
+    changes["phases.broadcast.regions.transfer"] = transfer.model_dump(exclude_unset=True)
+    changes["total_s"] = 30.5 + 1
+    run = run_of(changes=changes, **facts)
     parts = time_parts(load_frame([run])).iloc[0].dropna()
     assert sum(parts) == pytest.approx(run["total_s"])
     without = {frame.UNDIVIDED} if is_logged else {"training", "communication"}
     assert set(parts.index) == set(frame.PARTS) - without
-    known = {"communication": 2} if is_logged else {frame.UNDIVIDED: run["phase_train_s"]}
+    known = {"communication": 2 + 1} if is_logged else {frame.UNDIVIDED: run["phase_train_s"] + 1}
     assert parts[frame.OTHER] == pytest.approx(0)
     assert parts[list(known)].to_dict() == pytest.approx(known)
     assert (run["communication_share"] is None) != is_logged
