@@ -245,7 +245,7 @@ class _Loop:
             return 1
         seen = [each.steps_until_seen(step) for each in self._at_step_begin]
         of_saver = [self._saver.most_steps()] if self._saver else []
-        most: int = min(steps.most(step), *seen, *of_saver)
+        most: int = min([steps.most(step), *seen, *of_saver])
         return most
 
     def _place_samples(self) -> device_data.Placement:
