@@ -253,6 +253,10 @@ def test_what_was_measured_is_reported_and_shown(name, compare, monkeypatch, tmp
         (tmp_path / "train.csv").write_text(json.dumps(report))
         found = measured_for(tmp_path / "train.csv", [])  # as models read it
         assert (found.latency_s, found.bandwidth_bytes_per_s) == pytest.approx((1e-5, 1e9))
+        ours.picture = tmp_path / "cache"
+        assert list(ours.draw(report)) == [f"picture: {ours.picture}"]
+        drawn = ours.picture.read_text()
+        assert drawn.count(">bus bandwidth<") == drawn.count(">stream of messages<") == 2
     content = {key: value for key, value in report.items() if key not in OF_THE_MACHINE}
     content = json.loads(json.dumps(content), parse_float=rounded)
     lines = [*jobs, *(f"{key}: {json.dumps(value)}" for key, value in content.items())]
