@@ -1,7 +1,5 @@
 """What CANDLE's users bring: its parameter files, and the command lines of its READMEs."""
 
-from __future__ import annotations
-
 from tests.conftest import ROOT
 
 CANDLE = ROOT / "tests/files/candle"

@@ -1,7 +1,5 @@
 """Small virtual environments that find their packages where the tests' own environment does."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables of sixty samples in the forms that people and programs give them."""
 
-from __future__ import annotations
-
 import io
 
 import h5py

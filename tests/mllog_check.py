@@ -1,7 +1,5 @@
 """What MLPerf's log format requires, from the documentation of mlperf_logging."""
 
-from __future__ import annotations
-
 import json
 
 POINT, START, STOP = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"

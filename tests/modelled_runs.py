@@ -1,7 +1,5 @@
 """Synthetic observations of runs that follow known laws, for tests of models."""
 
-from __future__ import annotations
-
 from math import log, sqrt
 
 from candle_p1.modelling import laws

@@ -1,7 +1,5 @@
 """Run records with planted times and qualities, which fit the schema."""
 
-from __future__ import annotations
-
 import itertools
 from datetime import datetime, timedelta, timezone
 

@@ -1,7 +1,5 @@
 """Records as a program in any language reads them: validated, then plain JSON."""
 
-from __future__ import annotations
-
 import json
 
 from candle_p1.records import record

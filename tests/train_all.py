@@ -4,8 +4,6 @@ Each argument is the name of a benchmark, followed by flags. The name may be fol
 the parameter file to use in place of the benchmark's own.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 

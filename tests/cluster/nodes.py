@@ -10,8 +10,6 @@ Everything is within the namespaces, so nothing is named on the machine, and it 
 processes. These end with the one that made them, however that ends.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """The bandwidth that is fitted between nodes is the one that they have."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

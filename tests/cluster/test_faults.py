@@ -1,7 +1,5 @@
 """What ends a job on several nodes is named, and the job leaves nothing on any of them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Ranks of several nodes load the matrices that one process loads."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from functools import partial

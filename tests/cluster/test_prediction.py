@@ -1,7 +1,5 @@
 """Models of runs on fewer nodes predict how long gradients are averaged on more of them."""
 
-from __future__ import annotations
-
 import json
 from statistics import mean
 

@@ -1,7 +1,5 @@
 """Jobs of a Slurm with a daemon on each of two nodes."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """NT3 and P1B2 train on several nodes as on one."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.conftest import ROOT

@@ -6,8 +6,6 @@ Every rank writes two files into the working directory: rank<rank>.sha256, the d
 samples, and rank<rank>.phase, its process id and "train", when all ranks have taken a step.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import time

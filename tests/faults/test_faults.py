@@ -1,7 +1,5 @@
 """A few of the runs of `make fault-test`."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest

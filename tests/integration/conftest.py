@@ -1,7 +1,5 @@
 """Runs that several tests look at: all four networks, trained on two ranks in one job, and more."""
 
-from __future__ import annotations
-
 import csv
 import math
 import os

@@ -3,8 +3,6 @@
 Every rank writes the phase that it enters to a file rank<rank>.phase in the working directory.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """What a record says of its ranks, the same whichever launcher started them."""
 
-from __future__ import annotations
-
 import socket
 
 

@@ -1,7 +1,5 @@
 """NT3's script, in which SLOW_RANKS sleep for SLOW_S seconds before they communicate."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

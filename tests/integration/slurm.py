@@ -3,8 +3,6 @@
 It has one node, this machine, or those that tests/cluster/nodes.py makes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import getpass

@@ -6,8 +6,6 @@ and MODEL_NAME, EXPID and MODEL_RETURN in the environment. With --from-mpi as th
 rank of an MPI job starts that as its child, which inherits the launcher's variables.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import math

@@ -1,7 +1,5 @@
 """candle-p1 bench as users start it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

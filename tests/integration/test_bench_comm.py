@@ -1,7 +1,5 @@
 """candle-p1 bench comm as users start it, on two and three ranks."""
 
-from __future__ import annotations
-
 import json
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """CANDLE's parameter files and the command lines of its READMEs train as they are, but small."""
 
-from __future__ import annotations
-
 import pytest
 
 from candle_p1.benchmark import find_benchmark

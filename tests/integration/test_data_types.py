@@ -1,7 +1,5 @@
 """Mixed precision: the layers compute in the type that is asked for, and train as in float32."""
 
-from __future__ import annotations
-
 import csv
 from importlib.util import find_spec
 

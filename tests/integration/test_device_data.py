@@ -5,8 +5,6 @@ in another order, which may change the last bit. One rank trains where none of T
 and mpi4py is found.
 """
 
-from __future__ import annotations
-
 import io
 import zipfile
 

@@ -1,7 +1,5 @@
 """The commands of the pages that newcomers and authors read, as printed, at 80 columns."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

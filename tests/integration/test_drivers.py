@@ -1,7 +1,5 @@
 """What programs that start many runs depend on: CANDLE Supervisor's calls, losses that are lost."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """A run that is evaluated on its own test file has the quality that its record states."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The models in examples/, beyond the commands of their pages."""
 
-from __future__ import annotations
-
 import re
 import sys
 

@@ -1,7 +1,5 @@
 """Failing jobs end soon and with a code other than 0, leave no process, and say what happened."""
 
-from __future__ import annotations
-
 import os
 import pty
 import select

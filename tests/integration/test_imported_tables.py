@@ -1,7 +1,5 @@
 """Tables as people make them train the networks, without a file being edited."""
 
-from __future__ import annotations
-
 import pytest
 from click.testing import CliRunner
 

@@ -1,7 +1,5 @@
 """Trained networks applied to new samples: by the command, and by plain Keras."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

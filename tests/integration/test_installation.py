@@ -1,7 +1,5 @@
 """What `make test` asks of an installation: every benchmark trains, and a rank's end ends a job."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import psutil

@@ -1,7 +1,5 @@
 """Ranks of the engine jax import neither TensorFlow nor Horovod, and keep compiled programs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -4,8 +4,6 @@ The commands of those machines are replaced by fakes, which check their argument
 ranks on this machine.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -4,8 +4,6 @@ Both start from the same weights and take the same batches, without dropout and 
 variational models' noise. `Benchmark.keras2_model` has the networks as CANDLE's scripts build them.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

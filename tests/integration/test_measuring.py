@@ -1,7 +1,5 @@
 """What is measured of ranks that wait for a slow one."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A benchmark that reads no tables and whose model has several inputs and outputs."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The page of a report in a browser: nothing is fetched, nothing fails, all of it can be read."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """Runs of the four networks on two ranks: how they repeat, what they write, record and measure."""
 
-from __future__ import annotations
-
 import csv
 import pstats
 import re

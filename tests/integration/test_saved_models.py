@@ -1,7 +1,5 @@
 """Models that runs have saved: Keras loads them without this package, and they predict the same."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Jobs under a real Slurm, from submission to record."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

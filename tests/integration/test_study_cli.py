@@ -1,7 +1,5 @@
 """A study as users start it, with a kill -9 half-way."""
 
-from __future__ import annotations
-
 import psutil
 import pytest
 

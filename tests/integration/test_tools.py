@@ -1,7 +1,5 @@
 """The programs of tools/ that start ranks."""
 
-from __future__ import annotations
-
 import re
 import sys
 

@@ -1,7 +1,5 @@
 """The wheel in an environment of its own, outside the checkout, and what `make wheel` lists."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

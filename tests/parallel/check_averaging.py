@@ -1,7 +1,5 @@
 """Gradients, replicas, metrics and states of several ranks, compared with numpy and one process."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

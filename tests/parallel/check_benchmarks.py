@@ -4,8 +4,6 @@ The last weights and losses of each are stored in trained/ENGINE/, for a compari
 initial weights are drawn by NumPy, because each framework's generator draws its own.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace

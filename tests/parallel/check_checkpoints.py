@@ -1,7 +1,5 @@
 """Checkpoints that several ranks write: on every layout of ranks on nodes they hold the same."""
 
-from __future__ import annotations
-
 import errno
 import os
 import time

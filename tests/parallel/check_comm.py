@@ -1,7 +1,5 @@
 """The communicator, and what ranks must agree on before and during training."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from types import SimpleNamespace

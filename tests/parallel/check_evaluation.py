@@ -1,7 +1,5 @@
 """Each benchmark's evaluation, shared by all ranks, equals that of one process."""
 
-from __future__ import annotations
-
 import tempfile
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What no gradient updates, such as the moving statistics of batches, on several ranks."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 from engines import compiled, distribute

@@ -1,7 +1,5 @@
 """Reading with several ranks: every layout of ranks on nodes gives what one process gives."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import math

@@ -1,7 +1,5 @@
 """What ranks measure of their communication if one of them is slow."""
 
-from __future__ import annotations
-
 import time
 from contextlib import nullcontext
 from unittest.mock import patch

@@ -1,7 +1,5 @@
 """Models with a training step of their own, and with several outputs, on several ranks."""
 
-from __future__ import annotations
-
 import sys
 
 import keras

@@ -6,8 +6,6 @@ process does the first part, named "begin", and another one the second, "continu
 python check_restart.py DIRECTORY begin|continue.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from functools import partial

@@ -1,7 +1,5 @@
 """Loaders do not change a benchmark's samples by a single bit, on any rank."""
 
-from __future__ import annotations
-
 import hashlib
 from functools import partial
 

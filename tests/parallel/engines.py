@@ -3,8 +3,6 @@
 To be imported before Keras, whose backend is the engine's.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 

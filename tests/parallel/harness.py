@@ -5,8 +5,6 @@ with the engine horovod. A layout names the node of each rank: with "a,a,b", the
 to be on another node. Checks are called with the communicator of each layout, and do not train.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

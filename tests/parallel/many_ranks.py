@@ -4,8 +4,6 @@ Every rank leaves the files of tests/cluster/watched_run.py; rank 0 leaves share
 that the matrices in memory shared between ranks take up, over all ranks.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """Runs the scripts of this folder under mpirun."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Finding benchmarks, and the files of a run."""
 
-from __future__ import annotations
-
 import bz2
 import shutil
 import sys

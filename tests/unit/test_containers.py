@@ -1,7 +1,5 @@
 """The container definitions, checked without a container engine."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

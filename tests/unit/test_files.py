@@ -1,7 +1,5 @@
 """Writing files: complete or not at all, and with kept space on a full disk."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pwd

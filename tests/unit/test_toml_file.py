@@ -1,7 +1,5 @@
 """Files for studies and machines that nobody would write by accident."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A benchmark that reads no tables: two inputs and two outputs, from .npy and .npz files."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from candle_p1.benchmark import Benchmark, DataSet, Samples

@@ -1,7 +1,5 @@
 """A benchmark that trains a line in a moment, on numbers that are in no file."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from candle_p1.benchmark import Benchmark, DataSet, Parameter, Samples

@@ -1,7 +1,5 @@
 """A benchmark that trains nothing: its script only writes the record that it is asked for."""
 
-from __future__ import annotations
-
 from candle_p1.benchmark import Benchmark, Parameter
 
 

@@ -1,7 +1,5 @@
 """Writes a record like a run's, without training; see the parameter `does`."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

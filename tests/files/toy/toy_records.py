@@ -1,7 +1,5 @@
 """Synthetic records of the toy benchmark."""
 
-from __future__ import annotations
-
 import os
 
 from candle_p1.records.record import make_record

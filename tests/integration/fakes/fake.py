@@ -6,8 +6,6 @@ $FAKE_MAX_RANKS limits the number of ranks that start; the fake then prints a no
 scheduler that gets SIGUSR1 warns its job that the time limit is near.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

@@ -4,8 +4,6 @@ tests/files/bench_reports.txt has for each case the jobs in their order, the rep
 tells of the machine, and the lines and tables that show it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import fields

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")

@@ -1,7 +1,5 @@
 """Noticing that a checkpoint is damaged, wherever it is."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Whether the process that held a lock has ended."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

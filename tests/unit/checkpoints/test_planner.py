@@ -1,7 +1,5 @@
 """Who writes; what that costs in large jobs is in tests/unit/tools/test_scale.py."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

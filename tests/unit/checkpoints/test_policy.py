@@ -1,7 +1,5 @@
 """Which ends of epochs are saved, and which checkpoints are kept."""
 
-from __future__ import annotations
-
 import json
 import math
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Which checkpoint a run goes on from, and which are kept."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

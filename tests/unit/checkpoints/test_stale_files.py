@@ -1,7 +1,5 @@
 """What writers that were killed leave behind."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

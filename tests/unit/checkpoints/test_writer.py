@@ -1,7 +1,5 @@
 """Saving: what is copied, what is waited for, and what happens if it fails."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

@@ -1,7 +1,5 @@
 """Commands that are started in a directory in which somebody else has put files."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -5,8 +5,6 @@ same command without options does not, and what it lacks ("-"). test_job_scripts
 scripts.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 

@@ -1,7 +1,5 @@
 """common/job_env.sh, with launchers that only print their arguments."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The text of job scripts: tests/files/jobs holds one for each machine and scaling mode."""
 
-from __future__ import annotations
-
 import shutil
 import stat
 import subprocess

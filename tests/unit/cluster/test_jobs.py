@@ -1,7 +1,5 @@
 """What a job requests; tests/files/jobs has whole scripts of the machines of this package."""
 
-from __future__ import annotations
-
 import subprocess
 from contextlib import nullcontext
 from dataclasses import replace

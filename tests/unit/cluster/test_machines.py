@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from candle_p1.cluster.job import RUNTIMES

@@ -1,7 +1,5 @@
 """Cross-validation of a cohort with several samples of each patient."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Tables as people make them become a benchmark's files; what is unclear ends in advice."""
 
-from __future__ import annotations
-
 import gzip
 from functools import partial
 

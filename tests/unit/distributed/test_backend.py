@@ -3,8 +3,6 @@
 Keras is imported without what no run uses.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Averages over thousands of simulated ranks, whose float16 values numpy adds as MPI does."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What a job that asked for GPUs does on nodes without them; no GPU is needed here."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

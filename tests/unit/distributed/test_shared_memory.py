@@ -1,7 +1,5 @@
 """Averages and updates through shared memory; the ranks are threads, each with its own mapping."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

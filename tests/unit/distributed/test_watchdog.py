@@ -1,7 +1,5 @@
 """Where the watchdog listens, how ranks find it, and what the user is told if they do not."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

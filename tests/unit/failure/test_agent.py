@@ -1,7 +1,5 @@
 """The agent of a rank, in processes that are stuck, killed, stopped, or lose their launcher."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Whom the server blames, by what ranks have reported and a clock that tests advance."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import platform

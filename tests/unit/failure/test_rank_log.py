@@ -1,7 +1,5 @@
 """The output of ranks in files that are made with the first line."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """How tables of new samples are understood: logarithms, names of genes, options, responses."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 

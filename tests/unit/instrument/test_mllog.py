@@ -1,7 +1,5 @@
 """The log in MLPerf's format: what it says, and when."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pstats
 
 from candle_p1.instrument import profiles

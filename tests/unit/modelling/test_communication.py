@@ -1,7 +1,5 @@
 """The reader of a measurement of communication."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Least squares without negative coefficients, and the choice between candidates."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Forecasts: efficiencies, gains, the best scales, and what if, from sources with known answers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

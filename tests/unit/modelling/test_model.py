@@ -1,7 +1,5 @@
 """Models of synthetic runs: what was planted is recovered, in intervals of the right width."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from itertools import product

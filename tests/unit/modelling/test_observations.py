@@ -1,7 +1,5 @@
 """How the shape of a run follows from the number of ranks, and from a record."""
 
-from __future__ import annotations
-
 import pytest
 
 from candle_p1.modelling.laws import COMPUTE, EXPOSED, LOAD, PHASES, STARTUP, VALIDATE, WAIT

@@ -1,7 +1,5 @@
 """Writing and reading records; of those that do harm, see reports/test_hostile_records.py."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

@@ -1,7 +1,5 @@
 """The segments of continued runs: what each did, what was lost, and their sums."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The figures of reports and of a run's page: what they show of planted numbers, and refuse."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

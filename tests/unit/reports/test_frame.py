@@ -1,7 +1,5 @@
 """Records as a table of runs, and its groups: experiments, series and points."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 

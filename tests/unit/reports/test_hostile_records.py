@@ -1,7 +1,5 @@
 """Records that are damaged or made to do harm: named and left out, without effect on the others."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

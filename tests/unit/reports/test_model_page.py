@@ -1,7 +1,5 @@
 """candle-p1 model and forecast: their page, files and messages, from planted records."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Published values, and the model of the paper's runs: from some, it predicts the printed gains."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

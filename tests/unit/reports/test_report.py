@@ -3,8 +3,6 @@
 test_sections.py has what tables and comparisons show of many kinds of runs.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

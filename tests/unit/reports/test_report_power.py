@@ -1,7 +1,5 @@
 """Power as the paper tells it: per GPU and per node, its change beside that of energy."""
 
-from __future__ import annotations
-
 import csv
 import io
 

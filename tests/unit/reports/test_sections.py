@@ -4,8 +4,6 @@ tests/files/report_sections.toml has the record sets, and report_sections.txt wh
 whole tables, and of sentences the numbers, flags and verdicts, whatever their other words.
 """
 
-from __future__ import annotations
-
 import re
 from importlib.util import find_spec
 from itertools import product

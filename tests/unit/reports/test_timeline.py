@@ -5,8 +5,6 @@ HOROVOD_FUSION_THRESHOLD=134217728 and HOROVOD_CYCLE_TIME=5, two epochs of 80 sa
 ended the run, so the file lacks the last events, though its array is closed.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Communication over time, drawn from timelines made up so that the answer is known."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Studies of a benchmark that trains nothing, executed in real processes."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """What ranks receive in large jobs, counted in every phase of a simulated run."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from click.testing import CliRunner
