@@ -40,7 +40,7 @@ class NamedFiles:
     """The data files of a run of a `candle_p1.benchmark.Benchmark` with some parameters."""
 
     def __init__(self, benchmark: Any, params: ParameterSet) -> None:
-        self._benchmark, self._params, self._own = benchmark, params, benchmark.own_parameters
+        self._benchmark, self._params = benchmark, params
         self._directory = params["data_dir"]
 
     def settings(self) -> tuple[Settings, list[str]]:
@@ -70,7 +70,8 @@ class NamedFiles:
         missing = [name for name in needed if name not in named]
         if directory:
             origin, parent = params.derived_origin("data_dir"), Path(directory).expanduser()
-            named |= {name: (str(parent / self._own[name]), origin) for name in missing}
+            own = benchmark.own_parameters
+            named |= {name: (str(parent / own[name]), origin) for name in missing}
         elif missing and (named or benchmark.recipe is None):
             raise ParameterError(
                 f"{benchmark.name} also needs {', '.join(missing)}: name all files, or their"
@@ -149,7 +150,7 @@ class NamedFiles:
         Its origin does not tell, because a run's ``final_params.txt`` and a driver's copy of the
         parameters repeat every value.
         """
-        return bool(self._params[name] != self._own[name])
+        return bool(self._params[name] != self._benchmark.own_parameters[name])
 
     def _candidates(self, name: str) -> list[Path]:
         paths, bases = [Path(name).expanduser()], [Path.cwd()]

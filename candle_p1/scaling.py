@@ -94,12 +94,12 @@ def epochs_of_ranks(params: Mapping[str, Any], num_ranks: int) -> int:
 
 
 def remaining_epochs(saved: ScalingPlan, num_ranks: int, epoch: int, step: int) -> int:
-    """Returns the epochs that each of other `num_ranks` ranks still trains after a checkpoint.
+    """Returns the epochs that each rank still trains if `num_ranks` resume from a checkpoint.
 
     Ranks that share the epochs share what is left of them, rounded up to whole epochs, where an
     epoch that is not complete counts as the fraction that is left. Otherwise each rank trains the
-    rest, and begins an incomplete epoch anew. The checkpoint was written after so many epochs, and
-    steps of the next one, of the saved plan.
+    rest, and begins an incomplete epoch anew. The checkpoint was written after `epoch` epochs of
+    the saved plan and `step` steps of the next one.
     """
     steps_left = (saved.epochs_per_rank - epoch) * saved.steps_per_epoch - step
     if saved.epochs_scaling in ("strong", "strong_ceil"):

@@ -44,7 +44,7 @@ def long_name(metric: str) -> str:
 
 
 def check_metric(metric: str, known: Iterable[str], parameter: str) -> None:
-    """Checks that a run has a metric, which a parameter, with its origin, has set.
+    """Checks that a run has the metric; `parameter` names what set it, for the message.
 
     Raises:
         ParameterError: It has not; the message names those that it has.

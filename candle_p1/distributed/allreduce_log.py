@@ -52,7 +52,10 @@ class AllreduceLog(ABC):
             self._read()
 
     def take(self) -> tuple[float, float]:
-        """Returns how long allreduces of the steps since the last call were exposed, and lasted."""
+        """Returns times of the steps since the last call, in s, as they overlap with computing.
+
+        In the first a step only waited for allreduces; in the second any was in progress.
+        """
         self._read()
         taken = self._exposed_s, self._allreduce_s
         self._exposed_s = self._allreduce_s = 0.0
@@ -73,7 +76,7 @@ class AllreduceLog(ABC):
     def note_done(self, averages: Sequence[Any], apart_s: Any = None) -> None:
         """Notes when the averages of these gradients are available; part of the same step.
 
-        That is as soon as the tensors are, or `apart_s`, in s, before.
+        With `apart_s`, in s, they were available so long ago, before the update that uses them.
         """
 
     @abstractmethod

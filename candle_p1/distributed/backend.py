@@ -40,7 +40,7 @@ ENGINES = {
     "horovod": EngineKind("tensorflow", ("cpu", "gpu"), "make setup"),
     "jax": EngineKind("jax", ("jax-mpi", "jax-gpu"), "make setup ENGINE=jax"),
 }
-"""The engines by name: candle_p1.distributed.engine has a class for each."""
+"""The engines by name; see `candle_p1.distributed.engine`."""
 BACKENDS = tuple(kind.backend for kind in ENGINES.values())
 LATER = {"keras.src.visualization"} | {
     f"{keras}.{part}"

@@ -23,7 +23,9 @@ NUM_TRACED_STEPS = 10
 
 
 def reduce_metrics(model: Any, comm: Communicator) -> dict[str, float]:
-    """Returns the model's metrics over the samples of all ranks, which it takes on; collective.
+    """Gives the model its metrics over the samples of all ranks, and returns them; collective.
+
+    Ranks without samples must call it, too.
 
     The state of a Keras metric consists of sums (of values and of weights, or of counts), so adding
     up the ranks' states gives the state over all samples, with the right weights for shares of
@@ -58,7 +60,8 @@ def evaluate_shared(
 ) -> dict[str, float]:
     """Evaluates a model on the samples of all ranks together; collective.
 
-    The batches are this rank's share of the samples, and may be none. If `evaluate` is given, it
+    All ranks must have the same weights. The batches are this rank's share of the samples, and may
+    be none. If `evaluate` is given, it
     updates the metrics of the model with all of them. Returns loss and metrics by name, as one
     process would compute them to float32 rounding.
     """

@@ -81,11 +81,14 @@ class Engine:
         reducer: What averages gradients, once the engine is started.
     """
 
+    reducer: Reducer
+
     def __init__(
         self, name: str, comm: Communicator, backend: str, *, shares_gpus: bool = False
     ) -> None:
         self.name, self.comm, self.backend, self.shares_gpus = name, comm, backend, shares_gpus
-        self.reducer: Reducer = SerialReducer(comm)
+        if name == SERIAL:
+            self.reducer = SerialReducer(comm)
 
     def join(self) -> None:
         """Joins the processes of the job where a framework needs that, before it looks for devices.

@@ -26,7 +26,7 @@ LOOK_S = 0.5
 
 
 class _RankLog:
-    """The log of this process, or OSError if there is no memory for it.
+    """The log of this process; raises OSError if there is no memory for it.
 
     If its file cannot be opened, output goes to another file descriptor, the screen.
     """

@@ -88,7 +88,7 @@ class WatchdogServer:
 
     Args:
         num_ranks: The number of ranks to expect.
-        limits: How long what may last.
+        limits: The time limits.
         token: The secret with which a connection must begin.
         listener: A listening socket; None: a connection is added.
         starter: The process id of rank 0 if it started this process, else 0.

@@ -32,7 +32,7 @@ def check_directory(directory: str) -> str:
 
 
 def load() -> Any:
-    """Returns the module tf_keras, configured as Keras 3 is; raises SetupError if it cannot."""
+    """Returns the module tf_keras, configured as Keras 3 is, or raises SetupError."""
     import keras
 
     try:
@@ -118,6 +118,6 @@ def weights_of(model: Any) -> list[list[Any]]:
 
 
 def set_weights(model: Any, weights: list[list[Any]]) -> None:
-    """Sets what `weights_of` returned of another model; raises ValueError if they differ."""
+    """Sets the `weights_of` another model; raises ValueError if the networks differ."""
     for layer, values in zip(layers_with_weights(model), weights, strict=True):
         layer.set_weights(values)

@@ -35,7 +35,7 @@ COMPUTE_TYPES = {name: policy.removeprefix("mixed_") for name, policy in DTYPE_P
 
 
 def default_learning_rate(name: str) -> float:
-    """Returns Keras's default learning rate for an optimizer; raises ParameterError for none."""
+    """Returns an optimizer's default learning rate in Keras, or raises ParameterError."""
     return float(inspect.signature(_optimizer_class(name)).parameters["learning_rate"].default)
 
 

@@ -158,7 +158,7 @@ class Saver:
         return self.position.epoch * self._plan.steps_per_epoch + self.position.step
 
     def _note_due(self, agreed: Agreed, is_due: bool = False) -> None:
-        """Notes whether a checkpoint is due at this position: by time, by steps, or as it is."""
+        """Notes whether a checkpoint is due here: by time, by the number of steps, or as told."""
         self._is_signalled |= agreed.is_signalled
         if self._policy.allows(self.position.epoch):
             total, every = self._total_steps, self._params["ckpt_every_steps"]

@@ -91,7 +91,7 @@ def restore_replicated(
 ) -> None:
     """Puts saved arrays into a model; the optimizer keeps its state if none is among them.
 
-    `read` returns one of those with these names, which need not outlive the next call.
+    `read` returns the array with one of the `names`; it need not outlive the next call.
     """
     variables = _replicated(model, with_optimizer=any(name.startswith(OPTIMIZER) for name in names))
     for name, variable in variables.items():

@@ -102,6 +102,9 @@ def all_ranks_stop_when_rank_0_is_out_of_time(comm):
         history = model.fit(x, y, epochs=3, verbose=0, callbacks=[limit])
         assert len(history.epoch) == epochs
         assert limit.has_ended == (epochs == 1)
+    limit = TimeLimit(1e5, comm)
+    limit.restore_state({"used_s": 1e6, "reached": False})
+    assert len(model.fit(x, y, epochs=3, verbose=0, callbacks=[limit]).epoch) == 1
 
 
 NOTHING = {"shm_gib": 0, "memory_gib": 0, "disk_gib": 0}

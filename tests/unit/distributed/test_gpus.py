@@ -40,7 +40,7 @@ def test_a_job_asks_by_flag_variable_or_scheduler_or_not_at_all(indices, environ
         ({"ROCR_VISIBLE_DEVICES": ""}, ["kfd"], "ROCR_VISIBLE_DEVICES='' hides all GPUs"),
         ({"CUDA_VISIBLE_DEVICES": "0,1"}, [], "no /dev/nvidia0, no /dev/kfd"),
         ({}, ["kfd"], "TensorFlow cannot use those that the system shows"),
-        ({"CUDA_VISIBLE_DEVICES": ""}, None, "without support for GPUs (tensorflow-cpu 2.18.1)"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, None, "(tensorflow-cpu 2.18.1); install candle-p1[gpu]"),
     ],
 )
 def test_why_tensorflow_finds_none(monkeypatch, environ, there, why):
@@ -49,7 +49,8 @@ def test_why_tensorflow_finds_none(monkeypatch, environ, there, why):
     folder = SimpleNamespace(glob=lambda name: [n for n in there if n[:3] == name[:3]])
     monkeypatch.setattr(gpus, "Path", lambda path: folder)
     monkeypatch.setattr(gpus, "package_versions", lambda: {"tensorflow-cpu": "2.18.1"})
-    assert why in why_none("tensorflow", environ).why
+    lack = why_none("tensorflow", environ)
+    assert why in f"{lack.why}; {lack.fix}"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from candle_p1.records.record import make_record, write_record
 from tests.conftest import wait_until
 from tests.records import RUNNING, read_record
 
-pytestmark = pytest.mark.extended  # test_installation.py kills a rank
+pytestmark = pytest.mark.extended  # slow; in `make test`, test_installation.py kills a rank
 
 NAMES = {"host": "here", "name": "rank 1 (host here)", "server": "the watchdog"}
 NAMES |= {"server_pid": 0, "stopped_s": 10, "unwind_s": 3}

@@ -20,7 +20,7 @@ from candle_p1.failure.protocol import Limits
 from candle_p1.failure.rank_state import RankState
 from candle_p1.failure.server import CAUSE_GRACE_S, WatchdogServer
 
-pytestmark = pytest.mark.extended  # test_installation.py kills a rank
+pytestmark = pytest.mark.extended  # slow; in `make test`, test_installation.py kills a rank
 
 LIMITS = Limits(stopped_s=10, silent_s=20, hung_s=300, save_s=45)
 START_S, STEP_S = 1000.0, 0.001

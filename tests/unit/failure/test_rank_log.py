@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.extended  # test_installation.py kills a rank
+pytestmark = pytest.mark.extended  # slow; in `make test`, test_installation.py kills a rank
 
 FRAME = """
 import ctypes, os, pathlib, subprocess, sys, time

@@ -25,7 +25,7 @@ from tests import records
 from tests.conftest import wait_until
 from tests.records import read_record
 
-pytestmark = pytest.mark.extended  # test_installation.py kills a rank
+pytestmark = pytest.mark.extended  # slow; in `make test`, test_installation.py kills a rank
 
 TOKEN = "token"
 HOST = socket.gethostname()
