@@ -26,7 +26,10 @@ from candle_p1.reports.words import contents, interval, listed, number, percent
 from candle_p1.text import count
 
 MAX_SENTENCES = MAX_NAMES = 6
-"""The number of sentences of one kind about one experiment; its table has the others."""
+"""The number of sentences of one kind about one experiment, if a table has the others."""
+
+IN_TABLES = ("improvement", "other-improvement")
+"""The topics whose tables have a row for each sentence."""
 
 Claim = tuple[bool, str]
 """Whether a 95 % interval supports it, and its sentence, without a full stop."""
@@ -78,7 +81,7 @@ def _apply(rule: Rule, experiment: Experiment) -> Finding:
         missing = "" if sure or unsure else "no runs can be compared"
     except MissingDataError as error:
         missing = str(error)
-    if (more := len(sure) - MAX_SENTENCES) > 0:
+    if rule.topic in IN_TABLES and (more := len(sure) - MAX_SENTENCES) > 0:
         sure = [*sure[:MAX_SENTENCES], f"the table has {more} more"]
     names = tuple(series.name for series in experiment.series)
     sentences = tuple(
