@@ -73,7 +73,7 @@ demo: setup ## Train NT3 on two ranks with small synthetic data
 	@echo 'next, type: source .venv/bin/activate && candle-p1 show'
 
 # By as many processes as there are cores, up to four.
-test: setup ## Run the tests that show that the installation is sound (3 to 4 minutes on two cores)
+test: setup ## Run the tests that show that the installation is sound (about 4 minutes on two cores)
 	.venv/bin/python -m pytest -m "not extended and not cluster" -n $$(jobs=$$(nproc); echo $$((jobs < 4 ? jobs : 4))) \
 	  --dist loadfile $(PYTEST_ARGS)
 
@@ -155,9 +155,10 @@ fuzz: ## Fuzz the CSV parser under sanitizers for FUZZ_SECONDS (600)
 	done
 
 DIST := dist
+BUILD := build/{wheel_tag}
 wheel: setup ## Build the wheel into dist/, check its contents and list, as SPDX, what it depends on
 	rm -rf '$(DIST)'
-	$(UV) build --wheel --out-dir '$(DIST)'
+	$(UV) build --wheel --config-setting 'build-dir=$(BUILD)' --out-dir '$(DIST)'
 	@python3 -c 'import sys, zipfile; names = zipfile.ZipFile(sys.argv[1]).namelist(); \
 	  strange = [name for name in names if not name.startswith(("candle_p1/", "candle_p1-"))]; \
 	  assert "candle_p1/__init__.py" in names and not strange, strange; \
