@@ -162,7 +162,7 @@ REFUSED = {
     "tiny --power solar": "power: 'solar'",
     "tiny --power replay:missing.csv": "missing.csv",
     "tiny --timeline t.json": "timeline t.json",
-    "tiny --save_path file/results": "save_path file/results",
+    "tiny --save_path file/results --output_dir .": "save_path file/results",
 }
 ATTEMPTS = """
 import sys
@@ -187,3 +187,5 @@ def test_what_cannot_be_held_or_measured_or_written_is_refused(succeed, monkeypa
     refusals = [line for line in output.splitlines() if line.startswith("refused: ")]
     for line, (command, part) in zip(refusals, REFUSED.items(), strict=True):
         assert part in line, command
+    record = read_record(tmp_path / "run.json")
+    assert (record["status"], record["failure"]["phase"]) == ("failed", "startup")

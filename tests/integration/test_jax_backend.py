@@ -12,7 +12,12 @@ from tests.records import read_record
 pytestmark = [pytest.mark.extended, pytest.mark.jax_engine, pytest.mark.parallel]
 
 FLAGS = f"{NARROW} --epochs 2 --train_steps 5 --val_steps 2 --test_steps 2 --power none"
-HOST = "--share_gpus True --check_replicas True"
+RUNS = {
+    "first": "",
+    "second": "",
+    "not_kept": "--compiled_dir none",
+    "host": "--share_gpus True --check_replicas True",
+}
 TRACE = """\
 import os, traceback
 with open(os.environ["IMPORTS"], "a") as file:
@@ -35,7 +40,7 @@ def jobs(mpirun, data_directory, tmp_path_factory):
     env = shell_environment(data_directory) | {"PYTHONPATH": str(directory / "packages")}
     env["IMPORTS"] = str(directory / "imports")
     flags = f"{FLAGS} --engine jax --compiled_dir kept --output_dir {directory}"
-    for name, further in {"first": "", "second": "", "host": HOST}.items():
+    for name, further in RUNS.items():
         benchmark, *argv = f"{flags} --experiment_id . --run_id {name} {further}".split()
         job = start_group(
             [*CANDLE_P1, "run", benchmark, "--np", 2, "--", *argv], directory, env=env
@@ -54,13 +59,14 @@ def test_ranks_import_neither_tensorflow_nor_horovod(jobs):
     assert (record["num_ranks"], record["distributed"]["backend"]) == (2, "jax")
 
 
-def test_the_second_start_is_warm_and_trains_the_same(jobs):
+def test_programs_are_kept_and_train_as_those_that_are_not(jobs):
     cold, warm = (read_record(jobs / each / "run.json")["programs"] for each in ("first", "second"))
     assert (cold["start"], warm["start"]) == ("cold", "warm")
     assert cold["num_kept"] > 3 > cold["num_loaded"]
     assert warm["num_loaded"] >= cold["num_kept"]
-    histories = [(jobs / each / "history.csv").read_text() for each in ("first", "second")]
-    assert histories[0] == histories[1]
+    assert read_record(jobs / "not_kept/run.json")["programs"]["directory"] is None
+    runs = ("first", "second", "not_kept")
+    assert len({(jobs / each / "history.csv").read_text() for each in runs}) == 1
     (directory,) = (jobs / "kept").iterdir()
     assert directory.stat().st_mode & 0o077 == 0  # who can write a program can run it
 

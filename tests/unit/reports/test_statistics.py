@@ -7,8 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from candle_p1.reports.statistics import estimate_mean, estimate_median, estimate_ratio, summarize
-from candle_p1.reports.words import number
+from candle_p1.reports.statistics import (
+    Estimate,
+    estimate_mean,
+    estimate_median,
+    estimate_ratio,
+    summarize,
+)
+from candle_p1.reports.words import cell, number
 
 TIMES = st.lists(st.floats(1e-3, 1e4), min_size=1, max_size=40)
 
@@ -77,6 +83,17 @@ def test_numbers_have_three_digits_and_four_after_a_one():
     }  # fmt: skip
     assert [number(value) for value in texts] == list(texts.values())
     assert (number(-0.0), number(float("nan"))) == ("0", "not a number")
+
+
+def test_cells_show_the_kind_of_interval():
+    estimates = {
+        "1.000": estimate_median([1.0]),
+        "2.50 [2.00 to 3.00]": estimate_median([2.0, 3.0]),
+        "2.00 (2.00 to 2.00)": estimate_median([2.0] * 6),
+        "2.00 [2.00 to 2.00; 90 %]": estimate_ratio([2.0] * 3, [1.0] * 3),
+        "0.500 (0.0 to 20.0)": Estimate(0.5, -0.001, 20.0, 0.95, (6,)),
+    }
+    assert [cell(estimate) for estimate in estimates.values()] == list(estimates)
 
 
 def test_the_mean_of_repeats_and_of_folds():
