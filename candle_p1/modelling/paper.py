@@ -3,7 +3,8 @@
 A run takes the time of loading, the broadcast overhead, its epochs, and a rest: start-up,
 preprocessing, evaluation. What the paper prints can be read in several ways, and some of it is
 missing; every combination of readings is a sample, of which the first is the one that this module
-calls usual. docs/modelling.md lists them. No reading was chosen by the gains that are predicted.
+calls usual. READINGS and the command's output list them. No reading was chosen by the gains that
+are predicted.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ def test_every_algorithm_is_timed():
 
 
 def test_the_rule_mostly_chooses_the_fastest_algorithm():
-    """docs/performance.md says how often, from the same file."""
     found = analyse(pd.read_csv(STORED))
     assert set(found["name"]) == {"", "nt3", "p1b3, first", "p1b3, second"}
     assert (found["loss"] == 0).mean() >= 0.8
