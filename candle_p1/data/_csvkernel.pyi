@@ -12,7 +12,8 @@ class Layout:
         is_text: Whether each column is text.
         separator: One byte.
         missing: Words that stand for a missing number, which becomes NaN.
-        empty_text: Whether text may be empty or one of these words.
+        empty_text: Whether text may be empty or one of these words, which may then have blanks
+            around them.
     """
 
     def __init__(

@@ -166,9 +166,8 @@ class Source:
             raise wrong_width(len(fields), layout.num_columns, path, number)
         return Head(fields, len(fields), start + len(line) + 1, number - 1)
 
-    def _check_format(self, layout: CsvLayout) -> None:
-        if not self.num_bytes:
-            raise DataError("the file is empty", self.path)
+    def check_suffix(self) -> None:
+        """Raises DataError if the file is not compressed as its name says."""
         for each in COMPRESSIONS:
             if self.path.suffix.lower() == each.suffix and self.compression is not each:
                 raise DataError(
@@ -176,6 +175,11 @@ class Source:
                     f" {each.suffix}: rename it, or fetch it again",
                     self.path,
                 )
+
+    def _check_format(self, layout: CsvLayout) -> None:
+        if not self.num_bytes:
+            raise DataError("the file is empty", self.path)
+        self.check_suffix()
         with self.text() as content:
             problem = wrong_format(content.read(LONGEST_SIGNATURE), layout)
         if problem:

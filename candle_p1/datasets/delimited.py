@@ -36,7 +36,7 @@ MISSING = {
     *("", "NA", "na", "N/A", "n/a", "#N/A", "NaN", "nan", "null", "NULL", "None", "<NA>"),
     *(".", "-", "--", "'--"),
 }
-SAMPLE_FIELDS, MIN_SAMPLE, MAX_SAMPLE = 300_000, 20, 200
+SAMPLE_FIELDS, MIN_SAMPLE, MAX_SAMPLE = 1_000_000, 20, 200
 """From so many fields, but at least and at most so many rows, it is seen which columns are text."""
 PLAIN = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:inf|Inf|INF)(?:inity)?"
 EITHER = rf"{PLAIN}|[-+]?\d+,\d+(?:[eE][-+]?\d+)?"
@@ -49,6 +49,10 @@ THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+")
 SWAP = bytes.maketrans(b",.", b".,")
 """Makes a decimal comma a point, and a point what no number has."""
 QUOTED = re.compile(r'"[^"]*"')
+QUOTED_CELL = re.compile(rb'"(?<![^\t,;|\n]")[^"]*(?:""[^"]*)*"(?=[\t,;|\r\n]|\Z)')
+LINE_BREAK = re.compile(rb"\r\n?|\n")
+JOINT = "\v"
+"""Stands for a line break within a cell, so that lines can be counted; a blank for users."""
 
 IsText = Callable[[int, str], bool]
 
@@ -100,11 +104,16 @@ def _text_in(path: Path) -> bytes:
     openers: dict[str, Callable[[Path], Any]] = {".bz2": bz2.open, ".xz": lzma.open}
     if path.suffix.lower() in openers:
         with openers[path.suffix.lower()](path) as packed:
-            return packed.read()  # type: ignore[no-any-return]
-    with open_together(path, SerialCommunicator()) as source, source.text() as stream:
-        text = stream.read()
-        source.check()
-    return text.removeprefix(BYTE_ORDER_MARK)
+            text: bytes = packed.read()
+    else:
+        with open_together(path, SerialCommunicator()) as source, source.text() as stream:
+            source.check_suffix()
+            text = stream.read()
+            source.check()
+    text = text.removeprefix(BYTE_ORDER_MARK)
+    if any(line.count(b'"') % 2 for line in io.BytesIO(text)):
+        text = QUOTED_CELL.sub(lambda cell: LINE_BREAK.sub(JOINT.encode(), cell[0]), text)
+    return text
 
 
 class Row(NamedTuple):
@@ -189,7 +198,8 @@ class _Delimited:
             problem = "this line begins with # and may be the header: remove the #, or the line"
             raise self._error(problem, self._begin - 1)
         size = min(max(SAMPLE_FIELDS // num_separators, MIN_SAMPLE), MAX_SAMPLE)
-        rows = []
+        rows, num_joints = [], self.text.count(JOINT.encode(), 0, offset)
+        csv.field_size_limit(2**30)
         for number, line in (
             *first,
             *((number, raw.decode()) for number, raw in islice(lines, size)),
@@ -200,9 +210,10 @@ class _Delimited:
                 (cells,) = csv.reader([line], delimiter=self._separator, strict=True)
             except csv.Error as error:
                 problem = f"its quotes do not match ({error}): correct the row"
-                raise self._error(problem, number) from error
+                raise self._error(problem, number + num_joints) from error
             if line.strip():
-                rows.append(Row(number, offset, [cell.strip() for cell in cells]))
+                rows.append(Row(number + num_joints, offset, [*map(_plain, cells)]))
+            num_joints += line.count(JOINT)
             offset += len(line.encode())
         return rows
 
@@ -278,25 +289,36 @@ class _Delimited:
         )
         layout = kernel.Layout(is_text, separator, missing, empty_text=True)
         end = self.text.find(b"\n!", first.offset) + 1 if self._is_geo else 0
-        text = self.text[first.offset : end or None].translate(swap)
-        bounds = np.frombuffer(text, np.uint8), 0, len(text), layout
+        if swap:
+            self.text = self.text.translate(swap)
+        text = np.frombuffer(self.text, np.uint8)
+        bounds = text, first.offset, end or len(text), layout
         num_rows, num_texts = kernel.count_rows(*bounds), sum(is_text)
         values = np.empty((num_rows, len(names) - num_texts), np.float32)
         codes = np.empty((num_texts, num_rows), np.int32)
         _, found, wrong = kernel.parse(*bounds, values, codes, 0)
         if wrong is not None:
             offset, num_fields, column, content = wrong
-            line, cell = first.number + text.count(b"\n", 0, offset), content.translate(swap)
+            breaks = (self.text.count(each, first.offset, offset) for each in b"\n\v")
+            line, cell = first.number + sum(breaks), content.translate(swap)
             error = wrong_line(num_fields, column, cell, is_text, self.path, line)
             if error.column is None:
                 raise error
-            advice = ": its quotes do not match" if is_text[column] else ", as the cells above are"
-            advice += " with a decimal comma" * (self._mark == ",")
+            if cell.startswith(b'"'):
+                advice = ": its quotes do not match"
+            elif is_text[column]:
+                advice = ": it has a carriage return or a NUL within it"
+            else:
+                advice = ", as the cells above are" + " with a decimal comma" * (self._mark == ",")
             advice += f": correct it, or leave the column out (--drop {names[column]})"
             raise self._error(error.problem + advice, line, error.column)
         words = []
         for name_of, code_of in zip(found, codes, strict=True):
-            known = [name.translate(swap).decode().strip() for name in name_of]
+            known = [_plain(name.translate(swap).decode()) for name in name_of]
             known = ["" if name in MISSING else name for name in known]
             words.append([known[code] for code in code_of])
         return values, words
+
+
+def _plain(cell: str) -> str:
+    return cell.replace(JOINT, " ").strip()

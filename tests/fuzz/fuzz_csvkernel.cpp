@@ -38,7 +38,7 @@ std::string number(Random& random) {
     case 1: return digits(random, 25) + "." + digits(random, 25);
     case 2: return "-" + digits(random, 3) + "." + digits(random, 6);
     case 3: return digits(random, 2) + "." + digits(random, 3) + "e" + pick(random, {"-", "+", ""}) + digits(random, 4);
-    case 4: return pick(random, {"inf", "-nan", "Infinity", "1e999", "-1e-999", "na", "", ".", "-", "+", "0x1", "1_0", "nan(1)"});
+    case 4: return pick(random, {"inf", "-nan", "Infinity", "1e999", "-1e-999", "na", " na", "na ", " ", "", ".", "-", "+", "0x1", "1_0", "nan(1)"});
     case 5: return pick(random, {" ", "\t"}) + digits(random, 3) + pick(random, {" ", ""});
     case 6: return "\"" + digits(random, 3) + pick(random, {"\"", "", "\"\""});
     default: return std::string(1, char('0' + below(random, 10)));
@@ -95,11 +95,15 @@ std::vector<std::string> split(const std::string& line, char separator, bool& we
   }
 }
 
-bool to_number(const std::string& field, double& value) {
+std::string stripped(const std::string& field) {
   const std::string spaces = " \t\v\f";
   const std::size_t first = field.find_first_not_of(spaces);
-  if (first == std::string::npos) return false;
-  const std::string text = field.substr(first, field.find_last_not_of(spaces) - first + 1);
+  return first == std::string::npos ? "" : field.substr(first, field.find_last_not_of(spaces) - first + 1);
+}
+
+bool to_number(const std::string& field, double& value) {
+  const std::string text = stripped(field);
+  if (text.empty()) return false;
   if (text.find_first_of("xX(\r") != std::string::npos || text.find('\0') != std::string::npos) {
     return false;
   }
@@ -131,7 +135,9 @@ Reference read_plainly(const std::string& text, const Layout& layout) {
         std::vector<std::string> words;
         for (std::size_t c = 0; fits && c < fields.size(); ++c) {
           bool missing = false;
-          for (const auto& each : layout.missing) missing = missing || each == fields[c];
+          for (const auto& each : layout.missing) {
+            missing = missing || each == (layout.empty_text ? stripped(fields[c]) : fields[c]);
+          }
           if (layout.is_text[c]) {
             const bool plain = fields[c].find_first_of(std::string("\r\0", 2)) == std::string::npos;
             fits = plain && (layout.empty_text || (!missing && !fields[c].empty()));

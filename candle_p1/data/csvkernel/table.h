@@ -25,7 +25,8 @@ struct Layout {
   char separator = ',';
   std::vector<bool> is_text;         // for each column
   std::vector<std::string> missing;  // words that stand for a missing number
-  bool empty_text = false;           // whether text may be empty or one of these words
+  bool empty_text = false;           // whether text may be empty or one of these words, which may
+                                     // then have blanks around them
 };
 
 // What is wrong with the first line that does not match the layout.
@@ -346,6 +347,7 @@ class Parser {
   }
 
   bool is_missing(std::string_view content) const {
+    if (layout_.empty_text) content = strip(content);
     return std::find(layout_.missing.begin(), layout_.missing.end(), content) !=
            layout_.missing.end();
   }

@@ -117,6 +117,12 @@ def test_text_may_be_empty_if_the_layout_says_so():
     _, problem, words = parse(text, 3, text_column=1, missing=["na"], empty_text=True)
     assert (problem, words[-3:]) == (None, [b"x", b"", b"na"])
     assert parse(text, 3, text_column=1, missing=["na"])[1] == (20 * 6, 3, 1, b"")
+    padded = [b"1, na,2\n", b"1,na ,2\n", b"1, ,2\n"]
+    values, problem, _ = parse(b"".join(padded), 3, missing=["na", ""], empty_text=True)
+    assert problem is None
+    np.testing.assert_array_equal(values, [[1, np.nan, 2]] * 3)
+    for line in padded:
+        assert parse(line, 3, missing=["na", ""])[1][:3] == (0, 3, 1)
 
 
 @pytest.mark.parametrize("num_columns", [1, 7, 8, 9, 16, 17, 33])

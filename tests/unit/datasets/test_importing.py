@@ -1,6 +1,7 @@
 """Tables as people make them become a benchmark's files; what is unclear ends in advice."""
 
 import gzip
+import lzma
 from functools import partial
 
 import numpy as np
@@ -110,6 +111,42 @@ def test_files_and_parameters_follow_the_table(imported, tmp_path, benchmark):
     assert (facts["features"], facts["samples"]["test"]) == (GENES, ids(found, "test"))
     with pytest.raises(DataError, match="would be replaced"):
         write_import(found, tmp_path / "own")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "pack"), [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress)]
+)
+def test_a_byte_order_mark_is_no_part_of_the_first_name(imported, suffix, pack):
+    table = LABELLED.to_csv(index_label="sample").encode("utf-8-sig")
+    options = IN_TABLE | {"id_column": "sample"}
+    found = imported(lambda path: path.write_bytes(pack(table)), f"a.csv{suffix}", **options)
+    assert {*ids(found), *ids(found, "test")} == {*IDS}
+
+
+def test_cells_with_line_breaks_are_read_in_tables_and_beside_them(imported, tmp_path):
+    comments = [f'two{end}lines, "quoted"' for end in ("\n", "\r\n")] * (NUM // 2)
+    comments[0] += "x" * 2**18
+    kinds = [kind.replace(", ", ",\n") for kind in KINDS]
+    clinical = CLINICAL.assign(comment=comments, kind=kinds).rename(columns={"kind": "the\nkind"})
+    clinical.to_csv(tmp_path / "clinical.tsv", sep="\t", index=False)
+    beside = imported(FRAME.to_csv, **BESIDE | {"label": "the kind"})
+    table = LABELLED.assign(kind=kinds, comment=comments, **{"A\nB": 1.5})
+    within = imported(table.to_csv, **IN_TABLE)
+    assert within.facts["features"] == [*GENES, "A B"]
+    for found in (beside, within):
+        assert found.facts["counts"] == {kind: {"train": 24, "test": 6} for kind in KINDS}
+    table = table.astype({GENES[0] + ".1": object})
+    table.iloc[-1, 0] = "high"
+    with pytest.raises(DataError, match=rf"line {2 * NUM + NUM // 2 + 1}, column 2: .*'high'"):
+        imported(table.to_csv, **IN_TABLE)
+
+
+def test_missing_cells_may_have_blanks_around_them(imported):
+    gaps = FRAME.astype(str)
+    gaps.iloc[-3:, 0] = [" NA", "NA ", " "]
+    for sep in (",", "\t"):
+        found = imported(partial(gaps.to_csv, sep=sep), benchmark="p1b1", missing="zero")
+        assert "3 missing values are taken as 0" in found.notes
 
 
 def test_a_group_is_on_one_side_and_the_split_follows_the_seed(imported):
@@ -317,10 +354,13 @@ DECIMAL_COMMAS = LATE.replace(",", ";").replace(";1;2\n", ";1,5;.\n")
         ("one\ntwo\n", r"separated by none"),
         ("a,b\n", r"no rows below"),
         ("a,b\n1,2,\n", r"end with a separator"),
+        (b"id,kind,a\ns1,1,2\n", r"not compressed by gzip, but its name"),
+        (LATE.replace(",1,1,", ',"1\n1",1,') + "s300,1,high,2\n", r"line 452, column 3: .*'high'"),
+        (LATE + "s300,1\r2,1,2\n", r"line 302, column 2: .* carriage return"),
     ],
 )
 def test_a_broken_file_is_named_with_its_line(tmp_path, content, advice):
-    is_packed = isinstance(content, bytes) and content.startswith(b"\x1f\x8b")
+    is_packed = isinstance(content, bytes) and "UTF" not in advice
     path = tmp_path / ("broken.csv" + ".gz" * is_packed)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError, match=advice) as caught:
