@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from candle_p1.data.loading import Loading
 from candle_p1.data.names import place_features
 from candle_p1.data.reader import FileSet, Reader, file_sha256
 from candle_p1.data.source import open_together
-from candle_p1.data.table import CsvLayout
+from candle_p1.data.table import CsvLayout, Table
 from candle_p1.datasets.foreign import SampleOptions, read_cohort
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import DataError
@@ -99,10 +99,11 @@ def read_samples(
             raise DataError(problem, path)
         return NewSamples(path, partial(_by_benchmark, rows, options.group, path), notes)
     layout = trained.benchmark.layouts.get("test")
-    if layout and _is_own(path, layout):
+    own = _own_table(path, layout, options) if layout else None
+    if layout and own:
         if replace(options, log2=None) == SampleOptions() and not options.log2:
-            return _read_own(trained, path, layout)
-        if not layout.header and options.header_rows is None:
+            return _read_own(trained, path, layout, own())
+        if not layout.header:
             problem = (
                 "options such as --label or --missing do not apply to files in the benchmark's own"
                 " format: omit them, or add a row of names"
@@ -128,7 +129,8 @@ def read_samples(
     labels, groups = (
         [*cohort.about[what]] if what in cohort.about else None for what in ("label", "group")
     )
-    values = cohort.frame.to_numpy(np.float32)
+    frame = cohort.frame.fillna(0) if options.missing == "zero" else cohort.frame
+    values = frame.to_numpy(np.float32)
     blocks = partial(_blocks, trained, [*cohort.frame.index], values, columns, labels, groups)
     return NewSamples(path, blocks, [*cohort.notes, *notes])
 
@@ -162,26 +164,31 @@ def reader_of(trained: TrainedRun) -> Reader:
     return Reader(FileSet.at({role: Path(facts.path) for role, facts in files.items()}))
 
 
-def _is_own(path: Path, layout: CsvLayout) -> bool:
-    """Returns whether a file begins as the benchmark's own do.
+def _own_table(path: Path, layout: CsvLayout, options: SampleOptions) -> Callable[[], Table] | None:
+    """Returns what reads a file that begins as the benchmark's own do; None if it does not.
 
     Raises:
-        DataError: It cannot be opened.
+        DataError: It cannot be opened, or begins so but is wrong later.
     """
-    try:
-        with open_together(path, SerialCommunicator()) as source:
+    if options.header_rows is not None and not layout.header:
+        return None
+    with open_together(path, SerialCommunicator()) as source:
+        try:
             source.read_head(layout)
-        if not layout.header:
-            read_table(path, Loading(), layout)
-    except DataError as error:  # in its first line, a table of others has the names of its columns
-        if not path.is_file():
+        except DataError:
+            return None
+    read = cache(partial(read_table, path, Loading(), layout))
+    if not layout.header:
+        try:
+            read()
+        except DataError as error:
+            if error.line == 1:  # where a table of others has the names of its columns
+                return None
             raise
-        return error.line not in (None, 1) and not layout.header
-    return True
+    return read
 
 
-def _read_own(trained: TrainedRun, path: Path, layout: CsvLayout) -> NewSamples:
-    table = read_table(path, Loading(), layout)
+def _read_own(trained: TrainedRun, path: Path, layout: CsvLayout, table: Table) -> NewSamples:
     inputs, values = trained.inputs, table.values
     columns, notes = None, list[str]()
     if layout.text_columns:
@@ -216,8 +223,7 @@ def _blocks(
 ) -> Iterator[Block]:
     for start in range(0, len(ids), ROWS_PER_BLOCK):
         part = slice(start, start + ROWS_PER_BLOCK)
-        found = values[part] if columns is None else values[part, columns]
-        rows = np.nan_to_num(found)  # a copy, in which missing ones are 0 if accepted
+        rows = values[part].copy() if columns is None else values[part, columns]
         trained.inputs.apply(rows)
         known, of = (each and each[part] for each in (labels, groups))
         x = trained.benchmark.new_inputs(rows, known, trained.params, trained.inputs)

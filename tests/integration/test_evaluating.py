@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from candle_p1.cli import cli
 from candle_p1.errors import CandleError
+from tests.conftest import CANDLE_P1
 from tests.records import read_record
 
 pytestmark = [pytest.mark.extended, pytest.mark.parallel]
@@ -48,9 +49,11 @@ def test_its_test_file_gives_what_the_record_has(trained, name, tmp_path):
         assert sum(map(sum, content["confusion"])) == record["data"]["num_test"]
 
 
-def test_what_cannot_be_evaluated_is_refused(trained):
+def test_what_cannot_be_evaluated_is_refused_in_one_line(trained, execute):
     table = read_record(trained / "p1b2/run.json")["data"]["files"]["test"]["path"]
     words = ["evaluate", str(trained / "nt3"), "--test_data", table]
-    assert isinstance(CliRunner().invoke(cli, words).exception, CandleError)
-    found = CliRunner().invoke(cli, [*words, "--benchmark", "p1b2"])
-    assert "is a run of nt3, not of p1b2" in str(found.exception)
+    code, output = execute([*CANDLE_P1, *words])
+    assert (code, output.count("\n")) == (2, 1), output
+    assert "does not know the names of its features" in output
+    with pytest.raises(CandleError, match="is a run of nt3, not of p1b2"):
+        raise CliRunner().invoke(cli, [*words, "--benchmark", "p1b2"]).exception

@@ -1,6 +1,7 @@
 """How tables of new samples are understood: logarithms, names of genes, options, responses."""
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -87,6 +88,23 @@ def test_log2_is_taken_once_and_this_is_told(tmp_path, form, log2, options, expe
     (block,) = samples.blocks()
     np.testing.assert_allclose(np.reshape(block.x, (2, 3)), expected, rtol=1e-6)
     assert re.search(told, ", ".join(note for note in samples.notes if "log2" in note))
+
+
+def test_gaps_are_filled_in_only_if_asked(tmp_path, monkeypatch):
+    trained, path = run_of("p1b2", log2=False), tmp_path / "new.csv"
+    path.write_text("case_id,cancer_type,G0,G1,G2\nS1,a,0,,2\n")
+    layouts = trained.benchmark.layouts
+    monkeypatch.setitem(layouts, "test", replace(layouts["test"], missing=("",)))
+    for options, expected in (({}, np.nan), ({"missing": "zero"}, 0)):
+        (block,) = read_samples(trained, path, SampleOptions(**options)).blocks()
+        np.testing.assert_array_equal(block.x, [[0, expected, 2]])
+
+
+@pytest.mark.parametrize("row", ["1,2,3", "1,2,3,high"])
+def test_a_wrong_row_of_the_benchmarks_own_file_is_named(tmp_path, row):
+    (tmp_path / "new.csv").write_text(f"0,5,2,3\n{row}\n")
+    with pytest.raises(DataError, match="line 2"):
+        read_samples(run_of("nt3"), tmp_path / "new.csv")
 
 
 @pytest.mark.parametrize(
