@@ -154,7 +154,7 @@ def test_without_a_gpu_there_is_one_message(execute, tmp_path):
 @pytest.mark.jax_engine
 def test_every_precision_is_measured(bench):
     argv = ["p1b2", "--device", "cpu", "--size", "small", "--seconds", "0", "--rounds", "1"]
-    report, output = bench("gpu", *argv, "--steps", "3", "--dense", "20")
+    report, output = bench("gpu", *argv, "--steps", "3")
     assert "MEASURED ON CPUs" in output
     assert "p1b2, bfloat16, plain Keras:" in output
     assert min(report["device"]["flops_per_s"].values()) > 0
