@@ -78,7 +78,7 @@ def run_without_network(benchmark, params, comm, look=lambda run: None):
             environment=environment.capture(),
             warnings=list(reader.loading.warnings),
         )
-    return train._Outcome(None, None)
+    return None, None
 
 
 if __name__ == "__main__":

@@ -216,8 +216,8 @@ def without_layers(run, directory):
         (without_model, ["--checkpoint", "best"], "no best checkpoint"),
         (without_layers, ["--checkpoint", "latest"], "model.json.*train again with --save_model"),
         (without_inputs, [], "inputs.json.*train again with --save_model"),
-        (after_another_run("inputs.json"), [], "inputs.json.*another one .*--save_path"),
-        (after_another_run("model.keras"), [], "model.keras.*another one .*--save_path"),
+        (after_another_run("inputs.json"), [], "inputs.json.*another run .*--save_path"),
+        (after_another_run("model.keras"), [], "model.keras.*another run .*--save_path"),
         (without_model, ["--benchmark", "p1b2"], "a run of nt3, not of p1b2"),
     ],
 )

@@ -39,7 +39,6 @@ def test_timeline_and_record_of_a_run_agree(slow):
     record = read_record(path)
     assert record["training"]["traced"]
     timeline = summarize(directory / "timeline.json").to_dict()
-    assert timeline["ranks"].keys() == {0, 1}
     transfer = "phases.broadcast.regions.transfer"
     begin_s, lasted_s = per_rank(path, f"{transfer}.begin")[0], per_rank(path, transfer)[0]
     anchor = record["timeline"]
