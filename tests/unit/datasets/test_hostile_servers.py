@@ -93,7 +93,7 @@ def test_a_server_that_sends_byte_by_byte_is_given_up(serve, get, monkeypatch, e
     before = f"HTTP/1.1 200 OK\r\n{encoding}\r\n\r\n".encode()
     block = b"1\r\nx\r\n" if "chunked" in encoding else b"x"
     server = serve(lambda connection, _: server.drip(connection, before, block, 0.01))
-    with pytest.raises(DataError, match=r"few bytes in 0\.3 s"):
+    with pytest.raises(DataError, match=r"too slow over 0\.3 s"):
         get(server.url, min_kib_per_s=100)
     assert NAME not in get.left()
 
