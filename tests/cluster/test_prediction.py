@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 pytestmark = [pytest.mark.cluster, pytest.mark.horovod]
 
 LIMIT_S = 300
-SMALLER, LARGEST, REPEATS = (1, 2), 4, 2
+SMALLER, LARGEST, REPEATS = (1, 2, 4), 8, 2
 LINK = ["tbf", "rate", "200mbit", "burst", "64kb", "latency", "50ms"]
 """So slow that averaging takes most of a step, though the nodes share the cores of one machine."""
 NT3 = "nt3 --conv 4 20 1 --pool 10 --dense 4000 200 --epochs 1 --epochs_scaling weak"
@@ -23,7 +23,7 @@ MOST_SHARE = 0.3
 
 @pytest.fixture
 def runs(cluster, execute, nt3_tables, monkeypatch, tmp_path):
-    """The directory of runs on one to four nodes with slow links, of one rank each."""
+    """The directory of runs on one to eight nodes with slow links, of one rank each."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     nodes = cluster(LARGEST)
     for node in nodes.nodes:
