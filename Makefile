@@ -83,7 +83,7 @@ test-all: test test-extended test-cluster test-formats $(if $(filter horovod,$(E
 test-extended: setup ## Run the tests that `make test` leaves out
 	.venv/bin/python -m pytest -m extended $(PYTEST_ARGS)
 
-test-cluster: setup ## Test on up to four nodes, made on this machine from namespaces (as root)
+test-cluster: setup ## Test on up to eight nodes, made on this machine from namespaces (as root)
 	.venv/bin/python -m pytest tests/cluster -m cluster $(PYTEST_ARGS)
 
 check: setup ## Check format, lint, types, import contracts and pins

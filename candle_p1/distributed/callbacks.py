@@ -61,9 +61,8 @@ def evaluate_shared(
     """Evaluates a model on the samples of all ranks together; collective.
 
     All ranks must have the same weights. The batches are this rank's share of the samples, and may
-    be none. If `evaluate` is given, it
-    updates the metrics of the model with all of them. Returns loss and metrics by name, as one
-    process would compute them to float32 rounding.
+    be none. If `evaluate` is given, it updates the metrics of the model with all of them. Returns
+    loss and metrics by name, as one process would compute them to float32 rounding.
     """
     model.reset_metrics()
     if evaluate is not None:

@@ -118,9 +118,8 @@ class Run:
         energy = self.power.so_far(self.start)
         if energy is not None:
             self._energy = energy
-            energy = JobEnergy(
-                **{name: getattr(energy, name) for name in ("kind", "total_j", "mean_w", "total_s")}
-            )
+            total = {"kind", "total_j", "mean_w", "total_s"}
+            energy = JobEnergy(**energy.model_dump(include=total))
         directory, steps = str(self.directory), self.watchdog.steps
         return SavedRun(directory=directory, segment=self.segment, steps=steps, energy=energy)
 

@@ -307,7 +307,7 @@ class _Loop:
         after = [
             params["check_replicas"] and ReplicaCheck(run.comm),
             self._early_stop,
-            (limit_s or -1) > 0 and TimeLimit(limit_s, run.comm),
+            (limit_s or 0) > 0 and TimeLimit(limit_s, run.comm),
             training.after_epoch and AfterEpoch(training.after_epoch, run.comm),
             self._history,
             # Both tables are the same; the second name is the one that CANDLE's scripts use.
