@@ -26,9 +26,12 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
+import numpy as np
 import psutil
 
 from candle_p1.benchmark import find_benchmark
@@ -38,8 +41,17 @@ from candle_p1.checkpoints.root import CheckpointRoot
 from candle_p1.datasets.synthetic import ensure
 from candle_p1.errors import CheckpointError
 from tests.faults.processes import LIMIT_S, STARTERS, StartedRun, fault_test
-from tests.faults.unkilled_run import EVERY_S, EVERY_STEPS, MODELS, TRAINING_S, Command, Reference
 
+MODELS = {
+    "nt3": "--conv 4 20 1 --pool 10 --dense 4000 600",
+    "p1b1": "--dense 1000 400 2 400 1000",
+}
+EPOCHS_PER_KILL = {"nt3": 24, "p1b1": 30}
+"""Enough for checkpoints before each kill."""
+EVERY_STEPS, EVERY_S = 40, 2.0
+INTERVALS = {"steps": f"--ckpt_every_steps {EVERY_STEPS}", "seconds": f"--ckpt_every_s {EVERY_S}"}
+TRAINING_S = 900.0
+"""How long a run may take until its first checkpoint, or until its end, on a busy machine."""
 KILLS_PER_RUN = 5
 CONFIGURATIONS = {
     2: [("nt3", "steps"), ("p1b1", "seconds"), ("nt3", "seconds"), ("p1b1", "steps")],
@@ -58,6 +70,74 @@ MAX_ATTEMPTS = 4
 """How often runs are added because kills came after their runs had ended."""
 SHM = Path("/dev/shm")
 UNFINISHED = re.compile(r"\.epoch-.*\.tmp-")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A benchmark with flags, on some ranks, which trains long enough for some kills."""
+
+    benchmark: str
+    interval: str
+    num_ranks: int
+    num_kills: int
+    engine: str = "auto"
+
+    def start(self, starter: str, directory: Path, number: int = 0) -> StartedRun:
+        """Starts the command in a directory, for the time that has this number."""
+        epochs = self.num_kills * EPOCHS_PER_KILL[self.benchmark]
+        flags = (
+            f"--size small {MODELS[self.benchmark]} {INTERVALS[self.interval]} --epochs {epochs}"
+            f" --epochs_scaling weak --engine {self.engine} --ckpt_save_best False"
+            " --ckpt_keep_limit 3"
+        )
+        return StartedRun(self.benchmark, starter, self.num_ranks, flags, directory, number)
+
+
+class Reference:
+    """A run of a command that nobody kills: what the killed ones have to end like.
+
+    Attributes:
+        write_s: The mean time from saving a checkpoint until its directory was complete, in s.
+    """
+
+    def __init__(self, command: Command, directory: Path) -> None:
+        directory.mkdir(parents=True)
+        self._directory = directory / "run"
+        run = command.start("mpirun", directory)
+        try:
+            if run.await_end(TRAINING_S) is None or run.launcher.returncode:
+                raise RuntimeError(f"{command}, not killed, failed:\n{run.output()}")
+        finally:
+            run.clear()
+        times = []
+        for path in self._directory.glob("ckpts/epoch-*"):
+            created = Checkpoint(path).manifest.created.replace("Z", "+00:00")
+            times.append(path.stat().st_mtime - datetime.fromisoformat(created).timestamp())
+        self.write_s = mean(times)
+
+    def differences(self, directory: Path) -> list[str]:
+        """Returns what is not equal, bit for bit, in another run of the same command."""
+        places = self._directory, directory
+        one, other = ((each / "history.csv").read_bytes() for each in places)
+        found = ["history.csv differs"] * (one != other)
+        expected, newest = (CheckpointRoot(each / "ckpts").newest() for each in places)
+        if expected is None or newest is None or expected.position != newest.position:
+            return [*found, "the last checkpoint has another position"]
+        if expected.arrays != newest.arrays:
+            return [*found, "other arrays are saved"]
+        pairs = {name: (expected.read(name), newest.read(name)) for name in expected.arrays}
+        states = zip(expected.rank_states(), newest.rank_states(), strict=True)
+        for rank, (mine, others) in enumerate(states):
+            if mine.keys() != others.keys():
+                found.append(f"rank {rank} has other states")
+                continue
+            pairs |= {f"{name} of rank {rank}": (mine[name], others[name]) for name in mine}
+        return found + [f"{name} differs" for name, pair in pairs.items() if not equal(*pair)]
+
+
+def equal(one: np.ndarray, other: np.ndarray) -> bool:
+    """Returns whether two arrays have the same bits."""
+    return one.dtype == other.dtype and one.tobytes() == other.tobytes()
 
 
 @dataclass
@@ -91,7 +171,6 @@ class Kill:
 class KilledRun:
     """A run that is killed several times and restarted until it is "ok"."""
 
-    number: int
     command: Command
     starter: str
     kills: list[Kill]
@@ -108,8 +187,7 @@ class KilledRun:
             f" {self.starter} {self.num_starts} times: {verdict}"
         ]
         lines += [f"     {kill}" for kill in self.kills]
-        if self.problems:
-            lines += [f"     | {line}" for line in self.output.splitlines()[-30:]]
+        lines += [f"     | {line}" for line in self.output.splitlines()[-30:] if self.problems]
         return "\n".join(lines)
 
 
@@ -127,7 +205,7 @@ def draw(num_kills: int, seed: int, engine: str = "auto") -> list[KilledRun]:
                 victim, aim = chance.choice(VICTIMS), chance.choice(AIMS if i % 2 else AIMS[:1])
                 kills.append(Kill(victim, aim, moment=chance.random(), chance=chance.random()))
             command = Command(benchmark, interval, num_ranks, per_run, engine)
-            runs.append(KilledRun(len(runs), command, chance.choice(STARTERS), kills))
+            runs.append(KilledRun(command, chance.choice(STARTERS), kills))
     return runs
 
 
@@ -153,11 +231,10 @@ class Killer:
 
     def _start(self, kill: Kill | None) -> bool:
         """Starts the command and kills it, or lets it end; returns whether it has to go on."""
-        run, command = self.run, self.run.command
+        run = self.run
         self._left, self._shared, self._ranks = self._unfinished(), set(), []
         run.num_starts += 1
-        what = command.benchmark, run.starter, command.num_ranks, command.flags
-        started = StartedRun(*what, self._directory, run.num_starts)
+        started = run.command.start(run.starter, self._directory, run.num_starts)
         try:
             has_killed = kill is not None and self._await(kill, started)
             if kill is not None and has_killed:
@@ -200,13 +277,13 @@ class Killer:
     def _await(self, kill: Kill, started: StartedRun) -> bool:
         """Waits for the moment of a kill; returns whether the run has not ended before."""
         if kill.aim == "starting":
-            return self._sleep(kill.moment * STARTING_S, started) and self._await_ranks(started)
+            return started.sleep(kill.moment * STARTING_S) and self._await_ranks(started)
         num_saves = 1 + int(kill.moment * 3) if kill.aim == "writing" else 1
         seen: set[str] = set()
         begin = time.monotonic()
         while len(seen) < num_saves:
             seen |= {self._being_written()} - {""}
-            if not self._sleep(0.001, started):
+            if not started.sleep(0.001):
                 return False
             if seen and not self._ranks:  # later, this would take time between looking and killing
                 self._know(started)
@@ -214,16 +291,16 @@ class Killer:
                 self.run.problems.append("the run has written no checkpoint")
                 return self._await_ranks(started)
         if kill.aim == "training":
-            return self._sleep(kill.moment * 2 * EVERY_S, started)
+            return started.sleep(kill.moment * 2 * EVERY_S)
         # Anywhere in the time of writing; if this one was faster, at the begin of the next one.
-        is_running = self._sleep(kill.chance * self._reference.write_s, started)
+        is_running = started.sleep(kill.chance * self._reference.write_s)
         while is_running and not self._being_written():
-            is_running = self._sleep(0.001, started)
+            is_running = started.sleep(0.001)
         return is_running
 
     def _await_ranks(self, started: StartedRun) -> bool:
         while len(self._ranks) < self.run.command.num_ranks:
-            if not self._sleep(0.01, started):
+            if not started.sleep(0.01):
                 return False
             self._know(started)
         return True
@@ -235,16 +312,6 @@ class Killer:
             with suppress(psutil.Error, OSError):
                 paths = {Path(each.path) for each in process.memory_maps()}
                 self._shared |= {path for path in paths if path.parent == SHM and path.exists()}
-
-    def _sleep(self, seconds: float, started: StartedRun) -> bool:
-        """Sleeps; returns whether the run is still going on."""
-        end = time.monotonic() + seconds
-        while started.launcher.poll() is None:
-            left_s = end - time.monotonic()
-            if left_s <= 0:
-                return True
-            time.sleep(min(left_s, 0.05))
-        return False
 
     def _strike(self, kill: Kill, started: StartedRun) -> None:
         victims = self._ranks
@@ -299,16 +366,6 @@ def segments_of(record: dict[str, Any] | None) -> list[dict[str, Any]]:
     return [] if record is None else record.get("segments") or [record]
 
 
-def main() -> None:
-    """Runs the test; exits with 1 if a run has failed it."""
-    with fault_test(__doc__ or "", "kills") as (arguments, directory):
-        runs = execute_all(
-            arguments.kills, arguments.seed, arguments.jobs, directory, arguments.engine
-        )
-    print(summary(runs))
-    sys.exit(any(run.problems for run in runs) or is_too_easy(runs))
-
-
 def execute_all(
     num_kills: int, seed: int, num_jobs: int, directory: Path, engine: str = "auto"
 ) -> list[KilledRun]:
@@ -319,19 +376,18 @@ def execute_all(
     lock = threading.Lock()
 
     def execute(run: KilledRun) -> KilledRun:
-        command = run.command
         with lock:
-            if command not in references:
-                references[command] = Reference(command, directory / f"of-{len(references)}")
-        where = Path(tempfile.mkdtemp(prefix=f"{run.number}-", dir=directory)) / "killed"
-        return Killer(run, where, references[command]).execute()
+            if run.command not in references:
+                place = directory / f"of-{len(references)}"
+                references[run.command] = Reference(run.command, place)
+        where = Path(tempfile.mkdtemp(dir=directory)) / "killed"
+        return Killer(run, where, references[run.command]).execute()
 
     done: list[KilledRun] = []
     with ThreadPoolExecutor(num_jobs) as pool:
         for attempt in range(MAX_ATTEMPTS):
-            for run in pool.map(
-                execute, draw(num_kills - len(kills_of(done)), seed + attempt, engine)
-            ):
+            drawn = draw(num_kills - len(kills_of(done)), seed + attempt, engine)
+            for run in pool.map(execute, drawn):
                 print(run, flush=True)
                 done.append(run)
     return done
@@ -361,6 +417,15 @@ def summary(runs: list[KilledRun]) -> str:
 a kill lost {max(lost, default=0)} steps at most
 {sum(run.num_starts for run in runs)} starts, {sum(run.num_segments for run in runs)} segments
 {num_equal} of {len(runs)} runs ended ok, equal bit for bit to one that was not killed"""
+
+
+def main() -> None:
+    """Runs the test; exits with 1 if a run has failed it."""
+    with fault_test(__doc__ or "", "kills") as (arguments, directory):
+        options = arguments.seed, arguments.jobs, directory, arguments.engine
+        runs = execute_all(arguments.kills, *options)
+    print(summary(runs))
+    sys.exit(any(run.problems for run in runs) or is_too_easy(runs))
 
 
 if __name__ == "__main__":

@@ -116,6 +116,16 @@ class StartedRun:
             time.sleep(0.1)
         return None
 
+    def sleep(self, seconds: float) -> bool:
+        """Sleeps until the run ends, at most so long; returns whether it is still going on."""
+        end = time.monotonic() + seconds
+        while self.launcher.poll() is None:
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                return True
+            time.sleep(min(left_s, 0.05))
+        return False
+
     def left(self) -> str:
         """Returns the processes that are alive, as text."""
         return ", ".join(map(str, self.processes()))

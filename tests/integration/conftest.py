@@ -4,6 +4,7 @@ import csv
 import math
 import os
 import shutil
+import socket
 
 import pytest
 
@@ -66,6 +67,16 @@ def trained(train_all, git_calls, tmp_path_factory):
 def variants(train_all):
     """Trains the networks with CANDLE's options, in another job of two ranks."""
     return train_all(2, VARIANTS)
+
+
+def assert_ranks(record, launcher, places, *, threads=1):
+    """Asserts that ranks have these (node, local rank), and as many threads, on this machine."""
+    assert (record["launcher"], record["num_ranks"]) == (launcher, len(places))
+    assert record["num_nodes"] == len({node for node, _ in places})
+    keys = ("rank", "node", "local_rank", "host", "device", "threads")
+    found = [tuple(rank[key] for key in keys) for rank in record["ranks"]]
+    here = socket.gethostname(), "cpu", threads
+    assert found == [(i, *place, *here) for i, place in enumerate(places)]
 
 
 def write_recording(path, seconds=300, hz=20):

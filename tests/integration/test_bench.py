@@ -169,9 +169,8 @@ def test_every_precision_is_measured(bench):
         assert set(result["no_energy"]) == {"energy", "power"}
 
 
-@pytest.mark.parallel
-def test_checkpoints_are_compared_with_keras(mpirun, bench, tmp_path):
-    argv = ["checkpoint", "nt3", "--np", "2", "--rounds", "1", "--directory", "."]
+def test_checkpoints_are_compared_with_keras(bench, tmp_path):
+    argv = ["checkpoint", "nt3", "--rounds", "1", "--directory", "."]
     report, output = bench(*argv, *SMALL_MODEL)
     ours, waiting, backup, model = report["results"]
     names = ["candle_p1", "candle_p1, waiting", "BackupAndRestore", "model.save"]
@@ -210,3 +209,13 @@ def test_a_verb_is_one_module_as_the_documentation_shows(bench, tmp_path):
     report, _ = bench("sort", "--size", "100", "--rounds", "2", env=env)
     found = [(each["variant"], each["repeats"]) for each in report["results"]]
     assert found == [("quicksort", 2), ("stable", 2)]
+
+
+@pytest.mark.parallel
+def test_the_overhead_of_measuring_has_an_interval(mpirun, succeed, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    options = ["--block_epochs", "1", "--rounds", "6"]
+    model = ["--size", "small", "--epochs", "1", *SMALL_MODEL]
+    output = succeed([sys.executable, "-m", "tools.overhead", *options, "nt3", "--", *model])
+    assert "nt3: 2 ranks x" in output
+    assert re.search(r"\(95 % interval [-+.\d]+% to [-+.\d]+% of 6 rounds\)", output)

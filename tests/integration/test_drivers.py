@@ -61,27 +61,21 @@ def test_supervisor_runs_p1b1(supervise):
     assert saved <= {path.name for path in (directory / "output").iterdir()}  # its save_path
 
 
-def test_supervisor_gets_the_history_of_a_run_whose_loss_is_lost(supervise):
-    overlay = {"spoil": "train", "epochs": 4}
-    directory, code, output = supervise(TINY, overlay, "val_loss")
-    assert code == 0, output
-    history = json.loads((directory / "history.txt").read_text())
-    assert all(map(math.isnan, history["val_loss"]))
-    assert float((directory / "result.txt").read_text()) == 999999999
-    assert (directory / "stop.marker").exists()
-    assert read_record(directory / "output/tiny/X001/7/run.json")["status"] == "failed"
-
-
 @pytest.mark.parallel
-def test_what_a_rank_of_another_program_starts_can_run_alone(supervise, mpirun, monkeypatch):
+def test_a_rank_of_supervisor_runs_alone_and_gets_the_history_of_a_lost_loss(
+    supervise, mpirun, monkeypatch
+):
     monkeypatch.setenv("CANDLE_P1_SINGLE_PROCESS", "1")
-    before = mpirun(2, SUPERVISOR, "--from-mpi")
-    directory, code, output = supervise(TINY, {"epochs": 2}, "val_loss", *before)
+    overlay, before = {"spoil": "train", "epochs": 4}, mpirun(2, SUPERVISOR, "--from-mpi")
+    directory, code, output = supervise(TINY, overlay, "val_loss", *before)
     assert code == 0, output
-    for rank in ("0", "1"):
-        record = read_record(directory / rank / "output/tiny/X001/7/run.json")
-        assert (record["status"], record["num_ranks"]) == ("ok", 1)
-        assert record["launcher"] == "none"
+    for place in (directory / "0", directory / "1"):
+        history = json.loads((place / "history.txt").read_text())
+        assert all(map(math.isnan, history["val_loss"]))
+        assert float((place / "result.txt").read_text()) == 999999999
+        assert (place / "stop.marker").exists()
+        record = read_record(place / "output/tiny/X001/7/run.json")
+        assert (record["status"], record["num_ranks"], record["launcher"]) == ("failed", 1, "none")
 
 
 @pytest.mark.parallel

@@ -1,36 +1,14 @@
 """The models in examples/, beyond the commands of their pages."""
 
 import re
-import sys
 
-import numpy as np
 import pytest
 
 from tests.conftest import ROOT
 from tests.documentation import text_of
-from tests.records import read_record
 
 PAGE = "docs/add-a-benchmark.md"
 EXCERPT = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-@pytest.mark.extended
-def test_a_real_file_of_mnist_is_read(succeed, tmp_path):
-    random = np.random.default_rng(1)
-    arrays = {
-        f"{kind}_{part}": random.integers(top, size=(num, *shape), dtype=np.uint8)
-        for part, num in (("train", 320), ("test", 96))
-        for kind, top, shape in (("x", 256, (28, 28)), ("y", 10, ()))
-    }
-    np.savez_compressed(tmp_path / "mnist.npz", **arrays)
-    script = ROOT / "examples/mnist/mnist_baseline_keras2.py"
-    flags = "--epochs 1 --train_steps 5 --test_steps 3 --output_dir out --train_data mnist.npz"
-    succeed([sys.executable, script, *flags.split()])
-    record = read_record(tmp_path / "out/EXP000/RUN000/run.json")
-    assert not record["data"]["synthetic"]
-    assert record["data"]["num_train"] == 320
-    assert record["data"]["files"]["digits"]["path"] == str(tmp_path / "mnist.npz")
-    assert len(record["data"]["files"]["digits"]["values_sha256"]) == 64
 
 
 @pytest.mark.parametrize(

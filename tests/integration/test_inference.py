@@ -1,4 +1,4 @@
-"""Trained networks applied to new samples: by the command, and by plain Keras."""
+"""Trained networks applied to samples, by commands and by plain Keras; and their evaluation."""
 
 import csv
 import json
@@ -18,18 +18,23 @@ from candle_p1.errors import CandleError
 from candle_p1.inference.prediction import write_predictions
 from candle_p1.inference.tables import read_samples
 from candle_p1.inference.trained import open_run
-from tests.conftest import ROOT
+from tests.conftest import CANDLE_P1, ROOT
 from tests.integration.conftest import NARROW
 from tests.records import read_record
 
 pytestmark = [pytest.mark.extended, pytest.mark.parallel]
 
 NUM_GENES, BATCH = 40, 16
+DRAWN = {
+    "nt3": {"confusion.png", "precision_recall.png", "reliability.png", "roc.png"},
+    "p1b1": {"reconstruction_error.png"},
+}
+"""What an evaluation draws."""
 
 
 def run_cli(*words):
     """Runs a command in this process; returns how it ended."""
-    return CliRunner().invoke(cli, list(map(str, words)))
+    return CliRunner(env={"COLUMNS": "200"}).invoke(cli, list(map(str, words)))
 
 
 @pytest.fixture(scope="module")
@@ -227,3 +232,43 @@ def test_runs_that_cannot_predict_are_refused(own, cohort, tmp_path, prepare, op
     with pytest.raises(CandleError, match=message):
         raise run_cli(*words).exception
     assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize("name", ["nt3", "p1b1", "p1b2"])
+def test_its_test_file_gives_what_the_record_has(trained, name, tmp_path):
+    run = trained / name
+    record = read_record(run / "run.json")
+    table = record["data"]["files"]["test"]["path"]
+    out = tmp_path / "out"
+    words = ["evaluate", run, "--test_data", table, "-o", out, "--samples", "200"]
+    result = run_cli(*words)
+    assert result.exit_code == 0, result.output
+    content = json.loads((out / "evaluation.json").read_text())
+    assert {path.name for path in out.glob("*.png")} == DRAWN.get(name, DRAWN["nt3"])
+    assert content["synthetic"]
+    assert content["data"]["num_samples"] == record["data"]["num_test"]
+    metrics, quality = content["metrics"], record["quality"]
+    both = metrics.keys() & quality.keys()
+    assert both >= ({"mse", "r2", "correlation"} if name == "p1b1" else {"accuracy"})
+    for key in both:
+        found, recorded = metrics[key], quality[key]
+        assert found["recorded"] == recorded["value"]
+        # Those of classes are counted, so they agree to the last digit of float32.
+        tolerance = 1e-5 if name == "p1b1" else 0
+        assert np.float32(found["value"]) == pytest.approx(
+            np.float32(recorded["value"]), rel=tolerance, abs=0
+        )
+        assert found["naive"] == pytest.approx(recorded["naive"], rel=1e-12, nan_ok=True)
+    assert "in the record" in result.output
+    if name != "p1b1":
+        assert sum(map(sum, content["confusion"])) == record["data"]["num_test"]
+
+
+def test_what_cannot_be_evaluated_is_refused_in_one_line(trained, execute):
+    table = read_record(trained / "p1b2/run.json")["data"]["files"]["test"]["path"]
+    words = ["evaluate", str(trained / "nt3"), "--test_data", table]
+    code, output = execute([*CANDLE_P1, *words])
+    assert (code, output.count("\n")) == (2, 1), output
+    assert "does not know the names of its features" in output
+    with pytest.raises(CandleError, match="is a run of nt3, not of p1b2"):
+        raise run_cli(*words, "--benchmark", "p1b2").exception

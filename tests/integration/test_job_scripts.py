@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import CANDLE_P1, ROOT, await_end, wait_until
-from tests.integration.ranks import assert_ranks
+from tests.integration.conftest import assert_ranks
 from tests.records import read_record
 
 pytestmark = [pytest.mark.extended, pytest.mark.parallel]

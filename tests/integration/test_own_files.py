@@ -1,4 +1,4 @@
-"""A benchmark that reads no tables and whose model has several inputs and outputs."""
+"""Benchmarks that read no tables: one whose model has several inputs and outputs, and MNIST."""
 
 import json
 
@@ -15,17 +15,30 @@ ARRAYS = ROOT / "tests/files/arrays"
 
 @pytest.fixture
 def data(tmp_path):
-    numbers = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    random = np.random.default_rng(0)
+    numbers = random.normal(size=(200, 4)).astype(np.float32)
     np.save(tmp_path / "train.npy", numbers)
     np.savez(tmp_path / "test.npz", numbers=numbers[:70])
+    digits = {
+        f"{kind}_{part}": random.integers(top, size=(num, *shape), dtype=np.uint8)
+        for part, num in (("train", 320), ("test", 96))
+        for kind, top, shape in (("x", 256, (28, 28)), ("y", 10, ()))
+    }
+    np.savez_compressed(tmp_path / "mnist.npz", **digits)
     return tmp_path
 
 
 @pytest.mark.parallel
-def test_it_is_trained_on_two_ranks_and_its_files_are_recorded(data, mpirun, succeed):
-    script = ARRAYS / "arrays_baseline_keras2.py"
-    succeed(mpirun(2, script, "--data_dir", ".", "--output_dir", "out"))
-    record = read_record(data / "out/EXP000/RUN000/run.json")
+def test_they_are_trained_on_two_ranks_and_their_files_are_recorded(data, train_all):
+    few = f"--epochs 2 --train_steps 5 --test_steps 3 --train_data {data / 'mnist.npz'}"
+    runs = {"arrays": f"{ARRAYS} --data_dir {data}", "mnist": f"{ROOT / 'examples/mnist'} {few}"}
+    place = train_all(2, runs)
+    of_mnist = read_record(place / "mnist/run.json")["data"]
+    assert (of_mnist["synthetic"], of_mnist["num_train"]) == (False, 320)
+    digits = of_mnist["files"]["digits"]
+    assert digits["path"] == str(data / "mnist.npz")
+    assert len(digits["values_sha256"]) == 64
+    record = read_record(place / "arrays/run.json")
     files = record["data"]["files"]
     for role, name in {"train": "train.npy", "test": "test.npz"}.items():
         assert files[role]["path"] == str(data / name)

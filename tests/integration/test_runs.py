@@ -9,7 +9,7 @@ import pytest
 
 from candle_p1.records.environment import available_cores
 from tests.conftest import CANDLE_P1
-from tests.integration.ranks import assert_ranks
+from tests.integration.conftest import assert_ranks
 from tests.mllog_check import check_mllog
 from tests.records import per_rank, read_record
 

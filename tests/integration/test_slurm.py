@@ -14,12 +14,11 @@ import pytest
 from tests.conftest import ROOT, await_end, start_group, wait_until
 from tests.environments import make_venv
 from tests.integration import slurm as real
-from tests.integration.ranks import assert_ranks
+from tests.integration.conftest import assert_ranks
 from tests.records import read_record
 
 pytestmark = [pytest.mark.extended, pytest.mark.parallel]
 
-STEPS = "--train_steps 2 --val_steps 1 --test_steps 1"
 SMALL = "--size small --conv 4 20 1 --pool 10 --dense 8"
 ENDLESS = f"{SMALL} --epochs 200000 --epochs_scaling weak"
 SUBMIT = "from candle_p1.cli.submit import command; command()"
@@ -135,14 +134,6 @@ def printed_by(directory, job=None):
     return "\n".join(path.read_text() for path in directory.glob(pattern))
 
 
-def test_from_submission_to_record(limited_job, submit, ended):
-    flags = f"{SMALL} {STEPS} --epochs 1 --epochs_scaling weak"
-    record, printed = ended(*submit("--", *flags.split(), CANDLE_P1_PREFLIGHT="1"))
-    assert record["status"] == "ok", printed
-    assert_ranks(record, "srun", [(0, 0), (0, 1)])
-    assert "srun --nodes=1 --ntasks=2 --ntasks-per-node=2 --export=ALL --mpi=pmix" in printed
-
-
 def test_a_rank_that_is_killed_leaves_a_failed_record(limited_job, slurm, submit, ended):
     (job,), directory = submit("--", *ENDLESS.split())
     wait_until(lambda: "/200000" in printed_by(directory) or slurm.has_ended(job), LIMIT_S)
@@ -164,7 +155,8 @@ def test_a_rank_that_is_killed_leaves_a_failed_record(limited_job, slurm, submit
 def test_a_chain_of_jobs_continues_one_run(limited_job, slurm, submit, paced, ended):
     """The first job is warned as Slurm warns it of its limit, the second completes the run."""
     flags = f"{SMALL} --epochs 6 --epochs_scaling weak"
-    jobs, directory = submit("--chain", "3", "--", *flags.split(), **paced)
+    variables = paced | {"CANDLE_P1_PREFLIGHT": "1"}
+    jobs, directory = submit("--chain", "3", "--", *flags.split(), **variables)
     wait_until(lambda: "/6 " in printed_by(directory, jobs[0]), LIMIT_S)
     slurm.say("scancel", "--batch", "--signal=USR1", jobs[0])
     wait_until(lambda: slurm.has_ended(jobs[0]), LIMIT_S)
@@ -176,6 +168,8 @@ def test_a_chain_of_jobs_continues_one_run(limited_job, slurm, submit, paced, en
     assert [part["status"] for part in record["segments"]] == ["interrupted", "ok"]
     assert (record["totals"]["num_segments"], record["totals"]["lost_steps"]) == (2, 0)
     assert len(record["training"]["epochs"]) == 6
+    assert_ranks(record, "srun", [(0, 0), (0, 1)])
+    assert "srun --nodes=1 --ntasks=2 --ntasks-per-node=2 --export=ALL --mpi=pmix" in printed
 
 
 def test_the_time_limit_leaves_an_interrupted_record(limited_job, ended):

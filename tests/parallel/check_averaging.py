@@ -315,10 +315,10 @@ OF_GRADIENTS = (
     mixed_precision_trains,
 )
 """What depends on how gradients are averaged."""
-CHECKS = (
+OF_ENGINES = (
     *OF_GRADIENTS,
-    updates_that_the_ranks_divide_are_those_of_one_process,
     the_self_test_accepts_ours_and_refuses_others,
     metrics_of_unequal_shares_equal_one_process,
     broadcast_copies_weights_and_optimizer_state_but_no_random_state,
 )
+CHECKS = (*OF_ENGINES, updates_that_the_ranks_divide_are_those_of_one_process)
