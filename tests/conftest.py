@@ -27,6 +27,8 @@ ENGINES = {
     "jax_engine": (("jax", "mpi4py"), "needs JAX and mpi4py: make test-jax"),
 }
 """By marker: the packages of an engine, and why a test is skipped without them."""
+OF_RECORDS = [ROOT / "tests/unit" / each for each in ("bench", "modelling", "reports", "studies")]
+"""Tests that `make test` omits, because what they test hardly depends on the installation."""
 
 # Tests import Keras in this process, which takes TensorFlow unless it is told otherwise. Commands
 # that they start have to find out for themselves.
@@ -39,14 +41,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["PATH"] = f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}"
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers
 def pytest_collection_modifyitems(items):
-    """Skips the tests whose engine is not installed.
+    """Marks the tests that are extended by their folder, and skips those without their engine.
 
     A test with both markers runs with either engine; of several ranks, a test without a marker runs
     with Horovod.
     """
     installed = {name: all(map(find_spec, packages)) for name, (packages, _) in ENGINES.items()}
     for item in items:
+        if item.path.parent in OF_RECORDS:
+            item.add_marker(pytest.mark.extended)
         wanted = [name for name in ENGINES if item.get_closest_marker(name)]
         if not wanted and item.get_closest_marker("parallel"):
             wanted = ["horovod"]

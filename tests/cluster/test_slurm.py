@@ -43,11 +43,11 @@ def test_ranks_on_this_machine_stay_there_in_an_allocation_of_two_nodes(
     slurm, start, tables, tmp_path
 ):
     """And what srun starts without MPI is refused, while a process of the script may train."""
-    script = f"{sys.executable} {NT3_SCRIPT}"
+    script = f"STEPS=2 {sys.executable} {HERE / 'watched_run.py'}"
     runs = {
         "here": f"{shlex.join(CANDLE_P1)} run nt3 --np 2",
         "alone": script,
-        "srun": f"srun --mpi=none {script}",
+        "srun": f"srun --mpi=none {sys.executable} {NT3_SCRIPT}",
     }
     flags = shlex.join(map(str, tables))
     lines = [f"{runs[name]} {flags} --run_id {name} >{name}.txt 2>&1; echo $?" for name in runs]
