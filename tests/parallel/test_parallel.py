@@ -20,7 +20,6 @@ pytestmark = pytest.mark.parallel
 HERE = Path(__file__).parent
 HOROVOD = (pytest.mark.horovod, pytest.mark.extended)
 JAX = (pytest.mark.jax_engine, pytest.mark.extended)
-MEASURED = "check_measuring check_layer_state"
 ON_FOUR = "a,a,a,a a,a,b,b a,b,a,b a,b,c,d"
 
 
@@ -31,13 +30,11 @@ ON_FOUR = "a,a,a,a a,a,b,b a,b,a,b a,b,c,d"
         pytest.param(
             4, f"check_checkpoints check_loading {ON_FOUR}", 4 * 15, marks=pytest.mark.extended
         ),
-        pytest.param(3, f"check_averaging {MEASURED}", 15, marks=HOROVOD),
-        pytest.param(2, f"check_averaging:OF_ENGINES {MEASURED}", 14, marks=JAX),
+        pytest.param(3, "check_averaging check_measuring", 15, marks=HOROVOD),
+        pytest.param(2, "check_averaging:OF_ENGINES check_measuring", 14, marks=JAX),
         pytest.param(2, "check_restart", 6, marks=HOROVOD),
         pytest.param(2, "check_restart:OF_STATES", 3, marks=JAX),
-        pytest.param(
-            2, "check_comm check_evaluation check_own_step check_samples", 18, marks=HOROVOD
-        ),
+        pytest.param(2, "check_comm check_evaluation check_own_step", 18, marks=HOROVOD),
         pytest.param(2, "averaging=horovod check_averaging:OF_GRADIENTS", 8, marks=HOROVOD),
     ],
 )
