@@ -2,16 +2,14 @@
 
 import os
 import shlex
-import shutil
 import signal
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import CANDLE_P1, NT3_SCRIPT, await_end, wait_until
-from tests.integration import slurm as real
+from tests.integration.slurm import running
 from tests.records import read_record
 
 pytestmark = pytest.mark.cluster
@@ -23,20 +21,11 @@ ON_TWO_NODES = ("srun", "--nodes=2", "--ntasks-per-node=2", "--mpi=pmix")
 
 
 @pytest.fixture
-def slurm(missing, cluster):
+def slurm(cluster):
     """Slurm on two nodes."""
-    if reason := real.missing():
-        pytest.skip(f"no Slurm: {reason}")
-    nodes = cluster(2)
-    directory = Path(tempfile.mkdtemp(prefix="slurm", dir="/tmp"))  # sockets need a short path
-    slurm = real.Slurm(directory, nodes.nodes)
-    slurm.environment["TMPDIR"] = str(nodes.nodes[0].temporary)
-    try:
-        slurm.start()
+    nodes = cluster(2).nodes
+    with running(nodes, TMPDIR=str(nodes[0].temporary)) as slurm:
         yield slurm
-    finally:
-        slurm.stop()
-        shutil.rmtree(directory)
 
 
 def test_ranks_on_this_machine_stay_there_in_an_allocation_of_two_nodes(

@@ -10,7 +10,11 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
+from pathlib import Path
+
+import pytest
 
 CPUS = 8
 """The number that Slurm is configured with, so that several jobs of two ranks run at once."""
@@ -59,7 +63,7 @@ def missing():
 
 
 class Slurm:
-    """The daemons, on the nodes of a cluster or here. The path of their directory must be short."""
+    """The daemons, on the nodes of a cluster or here."""
 
     def __init__(self, directory, nodes=()):
         self.directory, self._nodes = directory, nodes
@@ -150,6 +154,22 @@ class Slurm:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"waited {START_S} s for {what}\n{self.logs()}")
             time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def running(nodes=(), **variables):
+    """Starts a Slurm with further variables of the environment; skips where Slurm is missing."""
+    if reason := missing():
+        pytest.skip(f"no Slurm: {reason}")
+    directory = Path(tempfile.mkdtemp(prefix="slurm", dir="/tmp"))  # sockets need a short path
+    slurm = Slurm(directory, nodes)
+    slurm.environment |= variables
+    try:
+        slurm.start()
+        yield slurm
+    finally:
+        slurm.stop()
+        shutil.rmtree(directory)
 
 
 def free_ports(num):

@@ -2,10 +2,8 @@
 
 import os
 import re
-import shutil
 import signal
 import sys
-import tempfile
 from pathlib import Path
 
 import psutil
@@ -13,8 +11,8 @@ import pytest
 
 from tests.conftest import ROOT, await_end, start_group, wait_until
 from tests.environments import make_venv
-from tests.integration import slurm as real
 from tests.integration.conftest import assert_ranks
+from tests.integration.slurm import running
 from tests.records import read_record
 
 pytestmark = [pytest.mark.extended, pytest.mark.parallel]
@@ -41,26 +39,12 @@ SHARED = 'base = "slurm"\ntitle = "a cluster whose jobs share nodes"\ndirectives
 def slurm(data_directory):
     """Slurm on this machine, whose jobs find data and Python."""
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
-    reason = real.missing()
-    if reason is not None:
-        pytest.skip(f"no Slurm: {reason}")
-    directory = Path(tempfile.mkdtemp(prefix="slurm", dir="/tmp"))  # sockets need a short path
-    (directory / "shared.toml").write_text(SHARED)
-    cluster = real.Slurm(directory)
-    cluster.environment |= {
-        "CANDLE_DATA_DIR": str(data_directory),
-        "CANDLE_P1_MACHINES": str(directory),
-        "CANDLE_P1_ROOT": str(ROOT),
-        "CANDLE_P1_VENV": sys.prefix,
-        "CANDLE_P1_PREFLIGHT": "0",
-        "OMP_NUM_THREADS": "1",
-    }
-    try:
-        cluster.start()
+    variables = {"CANDLE_DATA_DIR": str(data_directory), "CANDLE_P1_ROOT": str(ROOT)}
+    variables |= {"CANDLE_P1_VENV": sys.prefix, "CANDLE_P1_PREFLIGHT": "0", "OMP_NUM_THREADS": "1"}
+    with running(**variables) as cluster:
+        (cluster.directory / "shared.toml").write_text(SHARED)
+        cluster.environment["CANDLE_P1_MACHINES"] = str(cluster.directory)
         yield cluster
-    finally:
-        cluster.stop()
-        shutil.rmtree(directory)
 
 
 @pytest.fixture(scope="module")
