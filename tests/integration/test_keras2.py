@@ -208,7 +208,7 @@ def test_keras_2_is_a_peer_in_the_comparison_of_steps(succeed, tmp_path):
     """NT3 has dropout, so its losses are compared by further jobs."""
     directory = str(Path(k.__file__).parents[1])
     argv = ["bench", "step", "nt3", "--keras2", directory, "--steps", "2", "--rounds", "1"]
-    argv += ["--by_weight", "--json", "step.json", "--", "--conv", "8", "20", "1", "--dense", "20"]
+    argv += ["--by_weight", "--json", "step.json", "--", "--conv", "8", "20", "1", "8", "10", "1"]
     output = succeed([*CANDLE_P1, *argv])
     report = json.loads((tmp_path / "step.json").read_text())
     result = report["results"][-1]
