@@ -18,7 +18,7 @@ from candle_p1.errors import CandleError
 from candle_p1.inference.prediction import write_predictions
 from candle_p1.inference.tables import read_samples
 from candle_p1.inference.trained import open_run
-from tests.conftest import CANDLE_P1, ROOT
+from tests.conftest import ROOT
 from tests.integration.conftest import NARROW
 from tests.records import read_record
 
@@ -264,11 +264,14 @@ def test_its_test_file_gives_what_the_record_has(trained, name, tmp_path):
         assert sum(map(sum, content["confusion"])) == record["data"]["num_test"]
 
 
-def test_what_cannot_be_evaluated_is_refused_in_one_line(trained, execute):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "does not know the names of its features"),
+        (["--benchmark", "p1b2"], "is a run of nt3, not of p1b2"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(trained, options, message):
     table = read_record(trained / "p1b2/run.json")["data"]["files"]["test"]["path"]
-    words = ["evaluate", str(trained / "nt3"), "--test_data", table]
-    code, output = execute([*CANDLE_P1, *words])
-    assert (code, output.count("\n")) == (2, 1), output
-    assert "does not know the names of its features" in output
-    with pytest.raises(CandleError, match="is a run of nt3, not of p1b2"):
-        raise run_cli(*words, "--benchmark", "p1b2").exception
+    with pytest.raises(CandleError, match=message):
+        raise run_cli("evaluate", trained / "nt3", "--test_data", table, *options).exception
