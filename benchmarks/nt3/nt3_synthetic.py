@@ -24,8 +24,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from candle_p1.data.samples import random_stream
-from candle_p1.datasets.synthetic import SyntheticFile, SyntheticRecipe, number_patients
-from candle_p1.datasets.tables import format_rows
+from candle_p1.datasets.synthetic import (
+    SyntheticFile,
+    SyntheticRecipe,
+    format_rows,
+    number_patients,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -27,8 +27,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from candle_p1.data.samples import random_stream
-from candle_p1.datasets.synthetic import SyntheticFile, SyntheticRecipe, number_patients
-from candle_p1.datasets.tables import write_cases
+from candle_p1.datasets.synthetic import (
+    SyntheticFile,
+    SyntheticRecipe,
+    number_patients,
+    write_cases,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,7 @@ import numpy as np
 
 from candle_p1.benchmark import NewRows
 from candle_p1.data.loaders import read_table
-from candle_p1.data.loading import Loading
+from candle_p1.data.source import Loading
 from candle_p1.errors import DataError
 from candle_p1.text import examples
 from p1b3_inputs import features_again

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from candle_p1.data.samples import random_stream
-from candle_p1.datasets.synthetic import SyntheticFile, SyntheticRecipe
-from candle_p1.datasets.tables import format_rows
+from candle_p1.datasets.synthetic import SyntheticFile, SyntheticRecipe, format_rows
 from p1b3_biology import FIVE_DOSES, ONE_DOSE, CellLines, Drugs, most_active
 from p1b3_features import Columns
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from candle_p1.data.loaders import read_table
-from candle_p1.data.loading import Loading
 from candle_p1.data.reader import FileSet, Reader
+from candle_p1.data.source import Loading
 from candle_p1.data.table import CsvLayout, Table, TextColumn
 
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 from rich.table import Table
@@ -22,7 +20,7 @@ from candle_p1.bench.load import LoadTask
 from candle_p1.bench.node_state import prepare_files
 from candle_p1.bench.task import Outcome
 from candle_p1.data.reader import FileSet, Reader, loading
-from candle_p1.data.source import OpenSource, Source, open_together
+from candle_p1.data.source import Source
 from candle_p1.distributed.comm import Communicator
 from candle_p1.files import files_at
 from candle_p1.instrument.reading import summarize_reading
@@ -52,7 +50,7 @@ class ReadTask(LoadTask):
     ) -> Reader:
         settings = loading(params, comm, threads)
         if self.delay_s:
-            settings = replace(settings, open_source=slow_source(self.delay_s))
+            settings = replace(settings, source=slow_source(self.delay_s))
         if self.num_blocks:
             paths = [file for path in files.paths.values() for file in files_at(path)]
             largest_bytes = max(path.stat().st_size for path in paths)
@@ -60,8 +58,8 @@ class ReadTask(LoadTask):
         return Reader(files, settings)
 
 
-def slow_source(delay_s: float) -> OpenSource:
-    """Returns what opens a file of which the reading of every block takes a time more."""
+def slow_source(delay_s: float) -> type[Source]:
+    """Returns what reads a file, and takes a time more for every block."""
 
     class SlowSource(Source):
         def read(self, into: memoryview, start: int) -> None:
@@ -69,12 +67,7 @@ def slow_source(delay_s: float) -> OpenSource:
             time.sleep(delay_s)
             super().read(into, start)
 
-    @contextmanager
-    def open_slowly(path: Path, comm: Communicator) -> Iterator[Source]:
-        with open_together(path, comm) as source:
-            yield SlowSource(**vars(source))
-
-    return open_slowly
+    return SlowSource
 
 
 @dataclass(kw_only=True)

@@ -21,8 +21,8 @@ from candle_p1.cli.base import (
     write_json,
 )
 from candle_p1.data.cache import clear_caches, list_caches
-from candle_p1.data.loading import CacheSettings
-from candle_p1.datasets.registry import file_status
+from candle_p1.data.source import CacheSettings
+from candle_p1.datasets.fetch import file_status
 from candle_p1.datasets.synthetic import make, synthetic_sets
 from candle_p1.errors import ParameterError
 from candle_p1.options import FiniteRange

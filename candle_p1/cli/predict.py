@@ -65,8 +65,7 @@ def command(
     drugs and concentrations.
     """
     from candle_p1.datasets.foreign import SampleOptions
-    from candle_p1.inference.prediction import write_predictions
-    from candle_p1.inference.tables import read_samples
+    from candle_p1.inference.tables import read_samples, write_predictions
     from candle_p1.inference.trained import open_run
 
     screen = Screen()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from candle_p1.data.huge_pages import small_pages
-from candle_p1.data.shared import NodeArray
+from candle_p1.data.shared import NodeArray, small_pages
 from candle_p1.data.source import Head, Source
 from candle_p1.data.table import CsvLayout, Table, TextColumn
 from candle_p1.distributed.comm import Communicator, on_first_rank
@@ -37,11 +36,6 @@ class Place(NamedTuple):
     codes: NDArray[np.int32]
     offset: int
     has_numbers: bool = True
-
-
-class _ParsedRows(NamedTuple):
-    rows: slice  # of the table
-    names: list[NDArray[np.int32]]  # for each column of text and code, the index of its value
 
 
 class TableBuilder:
@@ -71,7 +65,8 @@ class TableBuilder:
         self.is_text = head.is_text(layout)
         num_text = sum(self.is_text)
         self._names: list[dict[bytes, int]] = [{} for _ in range(num_text)]
-        self._mine: list[_ParsedRows] = []  # what this rank has parsed
+        # The rows that this rank has parsed: for each column of text and code, its value's index.
+        self._mine: list[tuple[slice, list[NDArray[np.int32]]]] = []
         self._scratch: list[NDArray[np.float32]] = []  # memory of places that are not used any more
         # One may have no newline, and one may be cut off.
         num_rows = source.most_text_bytes // head.num_columns + 2
@@ -107,7 +102,7 @@ class TableBuilder:
             np.array([known.setdefault(name, len(known)) for name in column], np.int32)
             for known, column in zip(self._names, names, strict=True)
         ]
-        self._mine.append(_ParsedRows(rows, here))
+        self._mine.append((rows, here))
 
     def put(self, place: Place) -> None:
         """Writes the rows of a place to the table; the place must not be used any more.
@@ -150,27 +145,22 @@ class TableBuilder:
         Raises:
             DataError: A value is not UTF-8; the same on all ranks.
         """
-        self._sorted: list[list[str]] = []
-        for column, (codes, known) in enumerate(zip(self.codes, self._names, strict=True)):
-            names = self._names_of_all(known)
-            place = {name: i for i, name in enumerate(names)}
-            places = np.array([place[name.decode()] for name in known], np.int32)
-            for part in self._mine:
-                codes[part.rows] = places[part.names[column]].take(codes[part.rows])
-            self._sorted.append(names)
+        comm = self._comm
 
-    def _names_of_all(self, known: Collection[bytes]) -> list[str]:
-        """Returns the sorted values of all ranks, which rank 0 collects; collective."""
-        of_ranks = self._comm.gather(list(known))
-
-        def sort() -> list[str]:
-            everyones = {name for names in of_ranks or () for name in names}
+        def sort(of_ranks: list[list[bytes]]) -> list[str]:
             try:
-                return sorted(name.decode() for name in everyones)
+                return sorted(name.decode() for name in set().union(*of_ranks))
             except UnicodeDecodeError as error:
                 raise DataError(f"its text is not UTF-8: {error}", self.source.path) from error
 
-        return on_first_rank(self._comm, sort)
+        self._sorted: list[list[str]] = []
+        for column, (codes, known) in enumerate(zip(self.codes, self._names, strict=True)):
+            names = on_first_rank(comm, sort, comm.gather(list(known)))
+            place = {name: i for i, name in enumerate(names)}
+            places = np.array([place[name.decode()] for name in known], np.int32)
+            for rows, values in self._mine:
+                codes[rows] = places[values[column]].take(codes[rows])
+            self._sorted.append(names)
 
     def give_back(self) -> None:
         """Frees what has been written, on all ranks; the builder must not be used any more."""

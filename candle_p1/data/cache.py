@@ -1,40 +1,102 @@
 """Tables cached as binary files, which a later load only has to check and map.
 
-The format is in candle_p1.data.cache_file. A cache that does not match its source is rebuilt.
+A cache that does not match its source is rebuilt. It contains, in this order: a magic word with the
+format's version; the digest of the header; the header's length; the header, as JSON; padding; the
+numbers, float32, row by row; the codes of each column of text, int32. The header says which file
+the cache was made from (path, size, modification time and a digest of samples of its bytes) and how
+that file was read, and has a digest of every slab of what follows. Thus a cache that is truncated,
+altered or made from another file is detected.
+
+The slabs are dealt to the nodes and, within a node, to its ranks, which read and check them in
+place, in the memory that the node's ranks share. Then the nodes send each other their slabs, also
+in place. If each node has a copy of the file on a disk of its own, its ranks read all slabs.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+import stat
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import filelock
+import numpy as np
+import xxhash
 
-from candle_p1.data.cache_file import (
-    PARTIAL,
-    NoCacheError,
-    UnfitCacheError,
-    describe_source,
-    header_problem,
-    read_content,
-    read_header,
-    write_cache,
-)
-from candle_p1.data.cooperative import read_together
-from candle_p1.data.loading import GIB, Loading
-from candle_p1.data.source import open_together
-from candle_p1.data.table import CsvLayout, Table
+from candle_p1.data.cooperative import read_opened
+from candle_p1.data.read_ahead import agree_on_zero
+from candle_p1.data.shared import NodeArray, allocate
+from candle_p1.data.source import GIB, Loading, Source, fill, open_together
+from candle_p1.data.table import CsvLayout, Table, TextColumn
 from candle_p1.distributed.comm import SerialCommunicator, agree, on_first_rank
-from candle_p1.errors import DataError
+from candle_p1.errors import CandleError, DataError
+from candle_p1.instrument import reading
 from candle_p1.instrument.phases import region
+from candle_p1.scaling import share_bounds
 
-SUFFIX = ".table"
+SUFFIX, PARTIAL = ".table", ".partial"
+Bytes = Any  # NDArray[np.uint8], which typeshed does not accept as a buffer
+
+MAGIC = b"CANDLEP1 cache 1"
+FIXED = struct.Struct("<16s16sQ")
+"""Magic word, digest of the header, length of the header in bytes."""
+ALIGNMENT = 4096
+SLAB_BYTES = 8 << 20
+ROUND_SLABS = 128
+"""How many slabs are sent at a time: their 1 GiB is less than MPI can count."""
+
+
+class UnfitCacheError(CandleError):
+    """A cache file that must not be used; the message says why, as a clause."""
+
+
+class NoCacheError(UnfitCacheError):
+    """There is no such file."""
+
+
+Slab = tuple[int, int, str]
+"""The first byte of a piece of the content, the byte after its last, and its digest."""
+
+
+class Header(NamedTuple):
+    """What a cache file says about itself.
+
+    Attributes:
+        source: What it was made from; see `describe_source`.
+        shape: Rows and columns of the numbers.
+        columns: The names of the columns of numbers.
+        text: The distinct values of each column of text.
+        slabs_xxh3: The digest of each slab.
+    """
+
+    source: dict[str, Any]
+    shape: tuple[int, int]
+    columns: list[str]
+    text: dict[str, list[str]]
+    slabs_xxh3: list[str]
+
+    @property
+    def part_bytes(self) -> list[int]:
+        """The sizes of the numbers and of each column of text."""
+        num_rows, num_columns = self.shape
+        return [4 * num_rows * num_columns, *(4 * num_rows for _ in self.text)]
+
+    def slabs(self) -> list[Slab]:
+        """Returns the slabs, whose bytes are counted from the first one of the numbers."""
+        bounds, first = [], 0
+        for size in self.part_bytes:
+            bounds += [(first + slab.start, first + slab.stop) for slab in _slabs(size)]
+            first += size
+        return [(*b, digest) for b, digest in zip(bounds, self.slabs_xxh3, strict=True)]
 
 
 def read_cached(path: Path, layout: CsvLayout, loading: Loading) -> Table:
@@ -51,7 +113,9 @@ def read_cached(path: Path, layout: CsvLayout, loading: Loading) -> Table:
     comm = loading.comm
     with open_together(path, comm) as opened, ExitStack() as stack:
         source = on_first_rank(comm, describe_source, opened, layout)
-        file = on_first_rank(comm, lambda: _cache_path(loading.cache.path, source))
+        key = hashlib.sha256(json.dumps([source["path"], source["layout"]]).encode()).hexdigest()
+        name = f"{Path(source['path']).name}-{key[:16]}{SUFFIX}"  # one for each path and layout
+        file = on_first_rank(comm, lambda: loading.cache.path / name)
         cache = _Cache(file, source, loading)
         table = cache.load(loading.notify)
         if table is not None:
@@ -69,8 +133,7 @@ def read_cached(path: Path, layout: CsvLayout, loading: Loading) -> Table:
         if on_first_rank(comm, lock_and_look):
             table = cache.load()
         if table is None:
-            here = replace(loading, open_source=lambda *_: nullcontext(opened))
-            table = read_together(path, layout, here)
+            table = read_opened(opened, layout, loading)
             on_first_rank(comm, cache.write, table)
         return table
 
@@ -139,6 +202,12 @@ class _Cache:
         comm, directory = self.loading.comm, self.loading.cache.stage_directory
         copy = directory / self.file.name if directory else None
         is_staged = False
+
+        def remove_copy() -> None:
+            if copy and comm.local_rank == 0:
+                with _writing(copy):
+                    copy.unlink(missing_ok=True)
+
         try:
             header, first_byte = on_first_rank(comm, read_header, self.file, self.source)
             is_missing = comm.local_rank == 0 and bool(copy and header_problem(copy, self.source))
@@ -146,8 +215,8 @@ class _Cache:
             path = copy if copy and is_staged else self.file
             table = read_content(path, header, first_byte, self.loading, on_each_node=is_staged)
         except UnfitCacheError as error:  # on all ranks
-            if copy and is_staged:
-                agree(comm, self._remove, copy)
+            if is_staged:
+                agree(comm, remove_copy)
             if notify and comm.rank == 0 and not isinstance(error, NoCacheError):
                 notify(f"{self.file}: {error}; the cache will be rebuilt")
             return None
@@ -158,11 +227,6 @@ class _Cache:
                 os.utime(self.file)
             self.loading.cache.in_use.add(self.file)
         return table
-
-    def _remove(self, copy: Path) -> None:
-        if self.loading.comm.local_rank == 0:
-            with _writing(copy):
-                copy.unlink(missing_ok=True)
 
     def _stage(self, copy: Path, table: Table) -> None:
         """Writes this node's copy, which another job may be doing meanwhile."""
@@ -221,13 +285,6 @@ def _writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _cache_path(directory: Path, source: dict[str, Any]) -> Path:
-    """Returns the cache file of a source: one for each path and layout."""
-    key = json.dumps([source["path"], source["layout"]]).encode()
-    name = Path(source["path"]).name
-    return directory / f"{name}-{hashlib.sha256(key).hexdigest()[:16]}{SUFFIX}"
-
-
 def _by_use(directory: Path) -> list[tuple[float, int, Path]]:
     """Returns (time of last use, bytes, path) of all caches, the least recently used first."""
     found = []
@@ -235,3 +292,199 @@ def _by_use(directory: Path) -> list[tuple[float, int, Path]]:
         with suppress(FileNotFoundError):  # another process may just have removed it
             found.append((path.stat().st_mtime, path.stat().st_size, path))
     return sorted(found)
+
+
+def describe_source(source: Source, layout: CsvLayout) -> dict[str, Any]:
+    """Returns the description of a file that a cache of it must contain.
+
+    Raises:
+        DataError: The file cannot be read, or begins otherwise than the layout has it.
+    """
+    source.read_head(layout)  # a cache may be older than what is refused by now
+    return {
+        "path": str(source.path.resolve()),
+        "bytes": source.num_bytes,
+        "changed_ns": source.state[1],
+        "samples_xxh3": source.digest(whole=False),
+        "layout": json.loads(json.dumps(asdict(layout))),
+    }
+
+
+def write_cache(path: Path, table: Table, source: dict[str, Any], num_threads: int = 1) -> None:
+    """Writes a table's cache atomically; only one process may do so at a time.
+
+    Raises:
+        OSError: It cannot be written; nothing is left behind.
+    """
+    arrays = [table.values, *(column.codes for column in table.text.values())]
+    parts: list[Bytes] = [np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in arrays]
+    slabs = [part[bounds] for part in parts for bounds in _slabs(len(part))]
+    with ThreadPoolExecutor(num_threads) as pool:
+        digests = list(pool.map(xxhash.xxh3_64_hexdigest, slabs))
+    num_rows, num_columns = table.values.shape
+    text = {name: column.names for name, column in table.text.items()}
+    content = Header(source, (num_rows, num_columns), table.columns, text, digests)
+    header = json.dumps(content._asdict()).encode()
+    fixed = FIXED.pack(MAGIC, xxhash.xxh3_128_digest(header), len(header))
+    padding = b"\0" * (_first_byte(len(header)) - FIXED.size - len(header))
+    partial = path.with_name(f".{path.name}{PARTIAL}")
+    try:
+        with partial.open("wb") as file:
+            for block in (fixed, header, padding, *slabs):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def read_header(path: Path, source: dict[str, Any] | None = None) -> tuple[Header, int]:
+    """Returns the header of a cache, made from this source if one is given, and its length.
+
+    Raises:
+        UnfitCacheError: The header is missing or damaged, the file does not have the right size, or
+            it was made from something else.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
+            raise UnfitCacheError("it is not a file")
+        with path.open("rb") as file:
+            fixed = file.read(FIXED.size)
+            if len(fixed) < FIXED.size:
+                raise UnfitCacheError("it is truncated")
+            magic, digest, num_bytes = FIXED.unpack(fixed)
+            if magic != MAGIC:
+                raise UnfitCacheError("it is not a cache of this version")
+            size = os.fstat(file.fileno()).st_size
+            text = file.read(min(num_bytes, size))
+            padding = file.read(_first_byte(len(text)) - FIXED.size - len(text))
+    except FileNotFoundError as error:
+        raise NoCacheError("there is none") from error
+    except OSError as error:
+        raise UnfitCacheError(f"it cannot be read: {error.strerror}") from error
+    if xxhash.xxh3_128_digest(text) != digest or len(text) != num_bytes or any(padding):
+        raise UnfitCacheError("its header is damaged")
+    header, first_byte = Header(**json.loads(text)), _first_byte(num_bytes)
+    expected = first_byte + sum(header.part_bytes)
+    if size != expected:
+        raise UnfitCacheError(f"it has {size} bytes instead of {expected}")
+    different = [key for key in source or () if source and source[key] != header.source[key]]
+    if different:
+        reasons = {
+            "bytes": "the size of its source has changed",
+            "changed_ns": "its source has been modified since",
+            "samples_xxh3": "the content of its source has changed",
+        }
+        raise UnfitCacheError(reasons.get(different[0], "it was made from something else"))
+    return header, first_byte
+
+
+def header_problem(path: Path, source: dict[str, Any]) -> str | None:
+    """Returns why a cache's header does not match a source; None if it matches."""
+    try:
+        read_header(path, source)
+    except UnfitCacheError as error:
+        return str(error)
+    return None
+
+
+def read_content(
+    path: Path, header: Header, first_byte: int, loading: Loading, *, on_each_node: bool
+) -> Table:
+    """Returns the table in a cache file; collective.
+
+    Only ranks that have a slab to read open the file.
+
+    Args:
+        path: The file, of this node if `on_each_node`.
+        header: Its header, on all ranks.
+        first_byte: Where the numbers begin in it.
+        loading: Who needs the table.
+        on_each_node: Whether each node reads a file of its own.
+
+    Raises:
+        DataError: There is no space for the content; the same on all ranks.
+        UnfitCacheError: Some rank cannot read it, or found it damaged; the same on all ranks.
+    """
+    comm, node, slabs = loading.comm, loading.comm.local, header.slabs()
+    num_nodes, num_bytes = 1 if on_each_node else comm.num_nodes, sum(header.part_bytes)
+    rounds = [
+        _divide(slabs[i : i + ROUND_SLABS], num_nodes) for i in range(0, len(slabs), ROUND_SLABS)
+    ]
+    of_node = (of_nodes[comm.node if num_nodes > 1 else 0] for of_nodes in rounds)
+    mine = [slab for each in of_node for slab in _divide(each, node.size)[node.rank]]
+
+    def make_room() -> NodeArray | None:
+        """Returns no memory for a single process with a whole file, which it can map."""
+        if node.size == 1 and num_nodes == 1:
+            return None
+        return allocate((num_bytes,), np.uint8, node, loading.notify)
+
+    array, problem = agree(comm, make_room), None
+    content: Bytes = np.empty(0, np.uint8) if array is None else array.array
+    agree_on_zero(comm)
+    try:
+        with region("read"):
+            if mine:
+                content = _read_slabs(path, mine, first_byte, array, loading.num_threads)
+    except (UnfitCacheError, OSError, ValueError) as error:  # the last: it is empty by now
+        problem = str(error)
+    try:
+        with region("communicate"):
+            if found := comm.first(problem):
+                raise UnfitCacheError(found[1])
+            for of_nodes in rounds if num_nodes > 1 else ():
+                sizes = [sum(stop - start for start, stop, _ in slabs) for slabs in of_nodes]
+                bounds = [*accumulate(sizes, initial=0)]
+                begin = next(slabs[0][0] for slabs in of_nodes if slabs)
+                comm.share_between_nodes(content[begin : begin + bounds[-1]], [*pairwise(bounds)])
+            node.barrier()
+    finally:
+        if array is not None:
+            content = array.keep(num_bytes)
+    values, *codes = np.split(content, np.cumsum(header.part_bytes)[:-1])
+    text = {
+        name: TextColumn(names, column.view(np.int32))
+        for (name, names), column in zip(header.text.items(), codes, strict=True)
+    }
+    return Table(values.view(np.float32).reshape(header.shape), header.columns, text)
+
+
+def _divide(slabs: Sequence[Slab], num: int) -> list[Sequence[Slab]]:
+    return [slabs[slice(*share_bounds(len(slabs), each, num))] for each in range(num)]
+
+
+def _read_slabs(
+    path: Path, slabs: Sequence[Slab], first_byte: int, array: NodeArray | None, num_threads: int
+) -> Bytes:
+    """Reads and checks some slabs; returns the array that they are in: `array` if it is given."""
+    log = reading.current()
+    with path.open("rb") as file, ThreadPoolExecutor(num_threads) as pool:
+        if array is None:
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            content: Bytes = np.frombuffer(mapping, np.uint8)[first_byte:]
+        else:
+            content = array.array
+
+        def check(slab: Slab) -> None:
+            start, stop, digest = slab
+            into = content[start:stop]
+            with log.noted(stop - start):
+                if array is not None and not fill(file.fileno(), into.data, first_byte + start):
+                    raise UnfitCacheError("it was changed while it was read")
+                if xxhash.xxh3_64_hexdigest(into) != digest:
+                    raise UnfitCacheError("its content does not match its digest")
+
+        list(pool.map(check, slabs))
+    return content
+
+
+def _slabs(num_bytes: int) -> Sequence[slice]:
+    starts = range(0, num_bytes, SLAB_BYTES)
+    return [slice(start, min(start + SLAB_BYTES, num_bytes)) for start in starts]
+
+
+def _first_byte(num_header_bytes: int) -> int:
+    return -(-(FIXED.size + num_header_bytes) // ALIGNMENT) * ALIGNMENT

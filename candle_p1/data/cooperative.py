@@ -21,7 +21,7 @@ nodes, they gather each other's rows at the end, in place.
 
 A rank that fails says so in step 2 of its next block, as that with the last block does, and the
 ranks after it take no further block. How many blocks there are need not be known for that: the text
-of a compressed file is decompressed on each node, ahead of its ranks (candle_p1.data.stream).
+of a compressed file is decompressed on each node, ahead of its ranks.
 """
 
 from __future__ import annotations
@@ -38,12 +38,10 @@ from numpy.typing import NDArray
 
 from candle_p1.data import _csvkernel as kernel
 from candle_p1.data.builder import Names, Place, TableBuilder
-from candle_p1.data.loading import Loading
-from candle_p1.data.read_ahead import Block, ReadAhead, agree_on_zero
+from candle_p1.data.read_ahead import Block, ReadAhead, TextStream, agree_on_zero
 from candle_p1.data.shared import try_directories
-from candle_p1.data.source import Source, is_blank, wrong_line
-from candle_p1.data.stream import Blocks, TextStream
-from candle_p1.data.table import CsvLayout, Table
+from candle_p1.data.source import Loading, Source, is_blank, open_together
+from candle_p1.data.table import CsvLayout, Table, wrong_line
 from candle_p1.distributed.comm import Communicator, agree, on_first_rank
 from candle_p1.distributed.shared_file import NoRoomError, agree_on_room
 from candle_p1.errors import DataError
@@ -52,7 +50,6 @@ from candle_p1.instrument.phases import region
 # The number of rows, the distinct values of each column of text, and what is wrong: where the
 # line begins, its number of fields, the column and the content of its first wrong field.
 Parsed = tuple[int, Names, tuple[int, int, int, bytes] | None]
-
 
 BLOCK_BYTES = 4 << 20
 """How much a thread reads and then parses; a rank has room for three times as much for each."""
@@ -69,8 +66,14 @@ def read_together(path: Path, layout: CsvLayout, loading: Loading | None = None)
         DataError: The file cannot be read or does not match the layout; the same on all ranks.
     """
     loading = loading or Loading()
+    with open_together(path, loading.comm, loading.source) as source:
+        return read_opened(source, layout, loading)
+
+
+def read_opened(source: Source, layout: CsvLayout, loading: Loading) -> Table:
+    """Returns the table in a file that all ranks have opened; see `read_together`."""
     comm, num_threads, block_bytes = loading.comm, loading.num_threads, loading.block_bytes
-    with loading.open_source(path, comm) as source, _Threads(num_threads) as threads:
+    with _Threads(num_threads) as threads:
         head = on_first_rank(comm, source.read_head, layout)
         if block_bytes is None:
             fair = -(-source.num_bytes // (comm.size * num_threads))
@@ -83,9 +86,8 @@ def read_together(path: Path, layout: CsvLayout, loading: Loading | None = None)
             with ExitStack() as stack:
                 text: Source | TextStream = source
                 if source.compression:
-                    blocks = Blocks(head.first_byte, block_bytes, ring.position - comm.local_rank)
-                    stream = TextStream(source, comm, blocks, loading.notify, loading.progress)
-                    text = stack.enter_context(stream)
+                    of_rank = head.first_byte, block_bytes, ring.position
+                    text = stack.enter_context(TextStream(source, *of_rank, loading))
                 ahead = ReadAhead(text, count(*starts), block_bytes, num_threads)
                 stack.enter_context(ahead)
                 table = TableBuilder(source, layout, head, comm, directory)
@@ -100,11 +102,7 @@ def read_together(path: Path, layout: CsvLayout, loading: Loading | None = None)
 
 
 class _Threads:
-    """The threads of a rank: while some parse a block, others count the rows of the next one.
-
-    Attributes:
-        num: How many parse.
-    """
+    """The threads of a rank: while some still parse a block, others count the rows of the next."""
 
     def __init__(self, num: int) -> None:
         self.num = num
@@ -151,13 +149,13 @@ class _Ring(NamedTuple):
         if places is None:
             return cls(*comm.receive(0))
         order = sorted(range(comm.size), key=lambda rank: places[rank])
-        rings = {
-            rank: cls(position, order[position - 1], order[(position + 1) % comm.size])
-            for position, rank in enumerate(order)
-        }
-        for rank in range(1, comm.size):
-            comm.send(tuple(rings[rank]), rank)
-        return rings[0]
+        for i, rank in enumerate(order):
+            ring = cls(i, order[i - 1], order[(i + 1) % comm.size])
+            if rank == 0:
+                own = ring
+            else:
+                comm.send(tuple(ring), rank)
+        return own
 
 
 class _Before(NamedTuple):
@@ -424,9 +422,9 @@ class _Load:
             raise self._error
 
     def _describe(self, problem: _Problem) -> DataError:
-        path, line = self._source.path, self._source.line_number(problem.position)
+        path, (line, has_no_end) = self._source.path, self._source.locate(problem.position)
         error = wrong_line(*problem[1:], self._table.is_text, path, line, self._layout.label_column)
-        if error.column is None and self._source.is_last_line_without_end(problem.position):
+        if error.column is None and has_no_end:
             text = "; the file ends within this line: it may have been copied incompletely"
             return DataError(error.problem + text, path, line)
         return error

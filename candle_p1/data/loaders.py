@@ -29,8 +29,15 @@ from numpy.typing import NDArray
 
 from candle_p1.data.cache import read_cached
 from candle_p1.data.cooperative import read_together
-from candle_p1.data.loading import TOGETHER, Loading
-from candle_p1.data.source import Head, Source, is_blank, open_together, unreadable
+from candle_p1.data.source import (
+    TOGETHER,
+    Head,
+    Loading,
+    Source,
+    is_blank,
+    open_together,
+    unreadable,
+)
 from candle_p1.data.table import CsvLayout, Table, TextColumn
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import DataError, ParameterError, SetupError, did_you_mean
@@ -42,11 +49,8 @@ CHUNK_ROWS, CHUNK_VALUES = 64, 2_000_000
 BLOCK_BYTES = 1 << 24
 SAMPLE_BYTES = 1 << 22
 """The size of dask's sample, which must contain some whole rows."""
-
-
 BOOLEANS = b"TtFf"
 """The first letters of what pandas, if told that a column has numbers, takes for 1 and 0."""
-
 
 Packed = str | None
 """The name of a compression, which all libraries know, or None."""
@@ -59,21 +63,7 @@ class Part(NamedTuple):
     text: Mapping[str, Iterable[str]]
 
 
-def read_by_frame(path: Path, method: str, layout: CsvLayout) -> Table:
-    """Reads a table by one of FRAME_READERS.
-
-    Raises:
-        DataError: The file cannot be read or does not match the layout.
-        SetupError: The library is not installed.
-    """
-    with open_together(path, SerialCommunicator()) as source:
-        try:
-            return _read(source, method, layout)
-        finally:
-            source.check()  # a library reads what is there when it opens the file
-
-
-def _read(source: Source, method: str, layout: CsvLayout) -> Table:
+def _read_by_frame(source: Source, method: str, layout: CsvLayout) -> Table:
     path = source.path
     head, packed = source.read_head(layout), source.compression and source.compression.name
     try:
@@ -109,26 +99,19 @@ def _read(source: Source, method: str, layout: CsvLayout) -> Table:
 
 
 def _original(path: Path, layout: CsvLayout, head: Head, packed: Packed) -> Iterator[Part]:
-    import pandas as pd
-
-    yield _part(pd.read_csv(path, **_pandas_options(layout, packed)), layout)
+    yield _part(_read_csv(path, layout, packed), layout)
 
 
 def _chunked(path: Path, layout: CsvLayout, head: Head, packed: Packed) -> Iterator[Part]:
     import pandas as pd
 
-    options = _pandas_options(layout, packed)
-    chunks = pd.read_csv(path, chunksize=PAPER_CHUNK_ROWS, low_memory=False, **options)
+    chunks = _read_csv(path, layout, packed, chunksize=PAPER_CHUNK_ROWS, low_memory=False)
     yield _part(pd.concat(list(chunks), axis=0), layout)
 
 
 def _chunked_rows(path: Path, layout: CsvLayout, head: Head, packed: Packed) -> Iterator[Part]:
-    import pandas as pd
-
     rows = max(CHUNK_ROWS, CHUNK_VALUES // head.num_columns)
-    with pd.read_csv(
-        path, chunksize=rows, low_memory=False, **_pandas_options(layout, packed)
-    ) as chunks:
+    with _read_csv(path, layout, packed, chunksize=rows, low_memory=False) as chunks:
         for chunk in chunks:
             yield _part(chunk, layout)
 
@@ -144,8 +127,7 @@ def _dask(path: Path, layout: CsvLayout, head: Head, packed: Packed) -> Iterator
     options |= {"dtype": types, "sample": SAMPLE_BYTES}
     if packed:
         options["blocksize"] = None  # a single one
-    lazy = dask.dataframe.read_csv(path, **options)
-    yield _part(lazy.compute(), layout)
+    yield _part(dask.dataframe.read_csv(path, **options).compute(), layout)
 
 
 def _arrow(path: Path, layout: CsvLayout, head: Head, packed: Packed) -> Iterator[Part]:
@@ -218,6 +200,12 @@ def _pandas_options(layout: CsvLayout, packed: Packed) -> dict[str, Any]:
     return options
 
 
+def _read_csv(path: Path, layout: CsvLayout, packed: Packed, **options: Any) -> Any:
+    import pandas as pd
+
+    return pd.read_csv(path, **_pandas_options(layout, packed), **options)
+
+
 def _part(frame: Any, layout: CsvLayout) -> Part:
     """Returns a frame's values; raises ValueError if a column is not of the expected kind."""
     text = {name: frame.pop(name) for name in layout.text_columns}
@@ -273,13 +261,12 @@ def _looks_wrong(table: Table, layout: CsvLayout) -> bool:
 
 
 READERS = (*TOGETHER, *FRAME_READERS)
-LIBRARIES = {"dask": "dask", "arrow": "pyarrow", "polars": "polars"}
-"""Libraries that a reader needs and that may not be installed."""
 
 
 def installed_readers() -> list[str]:
     """Returns the names of the readers whose library is installed."""
-    return [name for name in READERS if name not in LIBRARIES or find_spec(LIBRARIES[name])]
+    libraries = {"dask": "dask", "arrow": "pyarrow", "polars": "polars"}
+    return [name for name in READERS if find_spec(libraries.get(name, "numpy"))]
 
 
 def read_table(path: Path, loading: Loading, layout: CsvLayout | None = None) -> Table:
@@ -302,6 +289,10 @@ def read_table(path: Path, loading: Loading, layout: CsvLayout | None = None) ->
         raise ParameterError(
             f"loader {method!r}{did_you_mean(method, READERS)}: choose one of {', '.join(READERS)}"
         )
-    if method in FRAME_READERS:
-        return read_by_frame(path, method, layout)
-    return (read_cached if method == "cached" else read_together)(path, layout, loading)
+    if method in TOGETHER:
+        return (read_cached if method == "cached" else read_together)(path, layout, loading)
+    with open_together(path, SerialCommunicator()) as source:
+        try:
+            return _read_by_frame(source, method, layout)
+        finally:
+            source.check()  # a library reads what is there when it opens the file

@@ -18,7 +18,6 @@ from candle_p1.text import examples
 
 MAX_EXAMPLES = 3
 ENSEMBL = re.compile(r"^(ENS[A-Z]{0,4}G\d{6,})(\.\d+)?(_\w+)?$")
-WHOLE_NUMBER = re.compile(r"(\d+)\.0+")
 
 
 class Join(NamedTuple):
@@ -95,7 +94,7 @@ def match(
 def _meant(name: str) -> str:
     """Returns what all spellings of a name have in common."""
     text = "".join(name.split()).casefold()
-    number = WHOLE_NUMBER.fullmatch(text)
+    number = re.fullmatch(r"(\d+)\.0+", text)
     return number[1] if number else text.replace(".", ":")
 
 

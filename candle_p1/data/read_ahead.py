@@ -1,22 +1,164 @@
-"""Reading the blocks of a rank, each while those before it are being used."""
+"""The blocks of a text that a rank parses: each is read while those before it are being used.
+
+A compressed file can be decompressed only from its beginning. On each node, a thread of the first
+rank does that, ahead of the ranks, and puts the blocks that they parse into memory that the node
+shares: NUM_SLOTS blocks for each rank, the next of which waits until its rank has copied the one
+before. So each byte is decompressed once on a node; nodes decompress the whole file each, which
+costs them no message.
+"""
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from io import BufferedReader
+from typing import Any, NamedTuple
 
-from candle_p1.data.source import Source, unreadable
-from candle_p1.data.stream import TextStream
-from candle_p1.distributed.comm import Communicator
-from candle_p1.errors import DataError
+import numpy as np
+
+from candle_p1.data.shared import allocate
+from candle_p1.data.source import Loading, Source, unreadable
+from candle_p1.distributed.comm import Communicator, agree
+from candle_p1.errors import CandleError, DataError
 from candle_p1.instrument import reading
 from candle_p1.scaling import share_bounds
 
 NUM_BUFFERS = 3
 """The block that is being parsed, the next one, and the one that is being read."""
+NUM_SLOTS = 2
+"""The block that a rank copies, and the one that is being decompressed for it."""
+POLL_S = 5e-4
+ERROR_BYTES = 4096
+NUM_READY, END, IS_OVER, NUM_ERROR_BYTES, NUM_COPIED = range(5)
+"""Numbers at the beginning of the shared memory: the blocks that are ready; where the text ends, or
+-1; whether no further block will be ready; the length of the error's text, which follows all
+numbers; and the blocks that each rank has copied."""
+
+
+class TextStream:
+    """The blocks of a compressed file. Creating one is collective; entering begins to decompress.
+
+    Args:
+        source: The file.
+        first_byte: Where the first block begins.
+        block_bytes: The length of a block.
+        position: The place of this rank among all, which take blocks in turn; the ranks of a node
+            follow each other.
+        loading: Who reads; its `progress` is called on rank 0.
+
+    Raises:
+        DataError: There is no memory for the blocks; the same on all ranks.
+    """
+
+    def __init__(
+        self, source: Source, first_byte: int, block_bytes: int, position: int, loading: Loading
+    ) -> None:
+        self.path, self._source, comm = source.path, source, loading.comm
+        self._first_byte, self._block_bytes, self._comm = first_byte, block_bytes, comm
+        self._first_position = position - comm.local_rank
+        self._log = reading.current()
+        self._progress = loading.progress if comm.rank == 0 else None
+        num_numbers = NUM_COPIED + comm.local_size
+        num_slots = NUM_SLOTS * comm.local_size
+        begin = -(-(8 * num_numbers + ERROR_BYTES) // 4096) * 4096
+        shape = (begin + num_slots * block_bytes,)
+        self._shared = agree(comm, lambda: allocate(shape, np.uint8, comm.local, loading.notify))
+        memory = self._shared.array
+        self._numbers = memory[: 8 * num_numbers].view(np.int64)
+        self._error = memory[8 * num_numbers :][:ERROR_BYTES]
+        self._slots = memory[begin:].reshape(num_slots, block_bytes)
+        if comm.local_rank == 0:
+            self._numbers[:] = 0
+            self._numbers[END] = -1
+        comm.local.barrier()
+        self._stopped = threading.Event()
+        self._pool = ThreadPoolExecutor(1, "decompress")
+
+    def __enter__(self) -> TextStream:
+        if self._comm.local_rank == 0:
+            self._work = self._pool.submit(self._decompress)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+        self._pool.shutdown()
+        self._shared.keep(0)
+        if self._comm.local_rank == 0 and exception[0] is None:
+            self._work.result()
+
+    def stop(self) -> None:
+        """Ends the reads of this rank that wait and, on the node's first rank, decompressing."""
+        self._stopped.set()
+
+    @property
+    def end(self) -> int | None:
+        """Where the text ends; None if that is not known yet."""
+        end = int(self._numbers[END])
+        return end if end >= 0 else None
+
+    def read(self, into: memoryview, start: int) -> None:
+        """Copies one of this rank's blocks as soon as it is ready; nothing if there is none.
+
+        Raises:
+            DataError: The text cannot be decompressed so far.
+        """
+        numbers, comm = self._numbers, self._comm
+        turn = (start - self._first_byte) // self._block_bytes // comm.size
+        number = turn * comm.local_size + comm.local_rank  # among the blocks of this node
+        while numbers[NUM_READY] <= number and not (numbers[IS_OVER] or self._stopped.is_set()):
+            time.sleep(POLL_S)
+        if numbers[NUM_READY] > number:
+            into[:] = self._slots[number % len(self._slots)].data[: len(into)]
+            numbers[NUM_COPIED + comm.local_rank] = turn + 1
+        elif numbers[NUM_ERROR_BYTES]:
+            text = self._error[: numbers[NUM_ERROR_BYTES]].tobytes().decode(errors="replace")
+            raise DataError(text, self.path)
+
+    def _decompress(self) -> None:
+        numbers = self._numbers
+        try:
+            with self._source.text(self._first_byte, self._log) as text:
+                numbers[END] = self._use(text)
+                numbers[NUM_READY] += 1  # the last block, which may be empty, or another node's
+        except CandleError as error:
+            problem = getattr(error, "problem", str(error)).encode()[:ERROR_BYTES]
+            self._error[: len(problem)] = np.frombuffer(problem, np.uint8)
+            numbers[NUM_ERROR_BYTES] = len(problem)
+        finally:
+            numbers[IS_OVER] = 1
+
+    def _use(self, text: BufferedReader[Any]) -> int:
+        """Puts the blocks of this node where their ranks read them; returns where the text ends.
+
+        The last block is not ready yet when it returns. The text is as if empty after `stop`.
+        """
+        numbers, most_bytes = self._numbers, self._source.most_text_bytes
+        position, others = self._first_byte, np.empty(self._block_bytes, np.uint8)
+        for block in itertools.count():
+            turn, place = divmod(block, self._comm.size)
+            rank, slot = place - self._first_position, others
+            is_ours = 0 <= rank < self._comm.local_size
+            if is_ours:
+                slot = self._slots[numbers[NUM_READY] % len(self._slots)]
+                while numbers[NUM_COPIED + rank] <= turn - NUM_SLOTS:
+                    if self._stopped.wait(POLL_S):
+                        return 0
+            if self._stopped.is_set():
+                return 0
+            position += text.readinto(slot.data)
+            if position > most_bytes:
+                raise DataError(f"its text is longer than {most_bytes} bytes", self.path)
+            if self._progress:
+                done = sum(read.num_bytes for read in self._log.reads)
+                self._progress(self.path.name, done, self._source.num_bytes)
+            if not text.peek(1):
+                return position
+            numbers[NUM_READY] += is_ours
+        raise AssertionError
 
 
 class Block(NamedTuple):
@@ -35,11 +177,6 @@ class Block(NamedTuple):
     is_last: bool
     buffer: bytearray
     error: DataError | None = None
-
-
-class _Pending(NamedTuple):
-    block: Block
-    reads: list[Future[None]]
 
 
 class ReadAhead:
@@ -64,7 +201,7 @@ class ReadAhead:
         self._log = reading.ReadLog() if is_stream else reading.current()
         self._free: list[bytearray] = []
         self._stopped = False
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[tuple[Block, list[Future[None]]]] = deque()
         self._pool = ThreadPoolExecutor(self._num_threads, "read")
 
     def __enter__(self) -> ReadAhead:
@@ -106,9 +243,10 @@ class ReadAhead:
     def stop(self) -> None:
         """Begins no further reads: no further block will be taken."""
         self._stopped = True
-        self._text.stop()
-        for pending in self._pending:
-            for read in pending.reads:
+        if isinstance(self._text, TextStream):
+            self._text.stop()
+        for _, reads in self._pending:
+            for read in reads:
                 read.cancel()
 
     def _begin(self) -> None:
@@ -118,16 +256,15 @@ class ReadAhead:
         stop = start + self._block_bytes if end is None else min(start + self._block_bytes, end)
         # The only block that is shorter than others is the last one.
         buffer = self._free.pop() if self._free else bytearray(stop - start)
-        block, view, num_bytes = Block(start, stop, False, buffer), memoryview(buffer), stop - start
+        view, num_bytes = memoryview(buffer), stop - start
 
         def read(thread: int) -> None:
             first, last = share_bounds(num_bytes, thread, self._num_threads)
             with self._log.noted(last - first):
                 self._text.read(view[first:last], start + first)
 
-        self._pending.append(
-            _Pending(block, [self._pool.submit(read, i) for i in range(self._num_threads)])
-        )
+        reads = [self._pool.submit(read, i) for i in range(self._num_threads)]
+        self._pending.append((Block(start, stop, False, buffer), reads))
 
 
 def agree_on_zero(comm: Communicator) -> None:

@@ -19,10 +19,15 @@ from numpy.typing import NDArray
 
 from candle_p1.data.directory import data_directory, sha256_of_all, synthetic_facts
 from candle_p1.data.loaders import read_table
-from candle_p1.data.loading import GIB, TOGETHER, CacheSettings, Loading
-from candle_p1.data.node_sharing import NodeSharing, agree_on_sharing
-from candle_p1.data.shared import sharers
-from candle_p1.data.source import file_state, open_together
+from candle_p1.data.shared import agree_on_sharing, sharers
+from candle_p1.data.source import (
+    GIB,
+    TOGETHER,
+    CacheSettings,
+    Loading,
+    file_state,
+    open_together,
+)
 from candle_p1.data.table import CsvLayout, Table
 from candle_p1.distributed.comm import Communicator, SerialCommunicator
 from candle_p1.errors import DataError, SetupError
@@ -33,17 +38,8 @@ from candle_p1.records.rank_stats import Seconds
 from candle_p1.records.types import NameMatch
 
 Content = TypeVar("Content")
-OWN_READER = "benchmark"
-"""Called the loader of a benchmark whose files have no table, so that it reads them by itself."""
-UNREADABLE = (
-    OSError,
-    ValueError,
-    KeyError,
-    EOFError,
-    csv.Error,
-    zipfile.BadZipFile,
-    pickle.UnpicklingError,
-)
+_UNREADABLE = (OSError, ValueError, KeyError, EOFError, csv.Error, zipfile.BadZipFile)
+_UNREADABLE += (pickle.UnpicklingError,)
 """What functions that read files raise if a file is not what they expect."""
 
 
@@ -159,7 +155,7 @@ class Reader:
             with open_together(path, SerialCommunicator()) as source:
                 try:
                     contents.append(read(path))
-                except UNREADABLE as error:
+                except _UNREADABLE as error:
                     raise DataError(f"the file cannot be read: {error}", path) from error
                 finally:
                     source.check()
@@ -181,8 +177,8 @@ class Reader:
 
     @property
     def loader(self) -> str:
-        """What read the files: the loader's method, if it read any."""
-        return self.loading.method if self.table_s else OWN_READER
+        """The loader's method; "benchmark" if there is no table, so that the benchmark reads."""
+        return self.loading.method if self.table_s else "benchmark"
 
     def digest(self) -> None:
         """Computes the digests of the values; must be called before they are scaled; collective."""
@@ -284,9 +280,11 @@ def loading(
     cache = CacheSettings(
         directory("cache_dir"), int(params["cache_limit"] * GIB), directory("stage_dir")
     )
-    sharing = agree_on_sharing(comm) if params["loader"] in TOGETHER else NodeSharing(comm)
-    warnings = () if sharing.warning is None else (sharing.warning,)
-    return Loading(params["loader"], sharing.comm, num_threads, cache, notify, warnings=warnings)
+    warning = None
+    if params["loader"] in TOGETHER:
+        comm, warning = agree_on_sharing(comm)
+    warnings = () if warning is None else (warning,)
+    return Loading(params["loader"], comm, num_threads, cache, notify, warnings=warnings)
 
 
 def _states(path: Path) -> list[tuple[int, int, int]]:

@@ -1,36 +1,36 @@
-"""The file of a table: its bytes, its lines, and its first line, which gives the columns.
+"""The file of a table, compressed or not: its bytes, its text, and its first line.
 
-What is not the table that is expected is refused with its remedy.
+`Loading` says how the tables of a run are read.
 """
 
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import os
+import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import xxhash
 
-from candle_p1.data.compression import (
-    COMPRESSIONS,
-    MOST_BYTES,
-    SIGNATURE_BYTES,
-    Compression,
-    Decompressed,
-    compression_of,
+from candle_p1.data.directory import data_directory
+from candle_p1.data.table import (
+    FORMATS,
+    CsvLayout,
+    check_first_line,
+    check_format,
+    check_header,
 )
-from candle_p1.data.table import CsvLayout, repeated
-from candle_p1.distributed.comm import Communicator, agree
-from candle_p1.errors import DataError
+from candle_p1.distributed.comm import Communicator, SerialCommunicator, agree
+from candle_p1.errors import CandleError, DataError
 from candle_p1.instrument.reading import ReadLog
-from candle_p1.text import count
 
 BLOCK_BYTES = 1 << 20
 SCAN_BYTES = 1 << 18
@@ -38,7 +38,8 @@ SCAN_BYTES = 1 << 18
 SAMPLE_BYTES, NUM_SAMPLES = 1 << 16, 16
 BLANK_BYTES = 64
 """How many bytes of a line are looked at first to see whether it is blank."""
-MAX_SHOWN_CHARS = 40
+MOST_BYTES = 1 << 40
+"""A compressed text that is longer is refused: address space is reserved for what it may hold."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 KINDS = {
     stat.S_IFDIR: "a directory",
@@ -48,6 +49,49 @@ KINDS = {
     stat.S_IFSOCK: "a socket",
 }
 """What a path can lead to instead of a regular file."""
+
+
+def _open_gzip(file: IO[bytes]) -> Any:
+    try:
+        from isal import igzip  # three times as fast
+    except ImportError:
+        return gzip.GzipFile(fileobj=file)
+    return igzip.IGzipFile(fileobj=file)
+
+
+def _open_zstd(file: IO[bytes]) -> Any:
+    import pyarrow
+
+    return pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), "zstd")
+
+
+class Compression(NamedTuple):
+    """A format of compressed files: `name` is also that of the program which tests them.
+
+    At most `most_ratio` bytes of text are in one byte of such a file, which begins with
+    `signature`. `open` returns what reads the text, given what reads the file.
+    """
+
+    name: str
+    suffix: str
+    signature: re.Pattern[bytes]
+    most_ratio: int
+    open: Callable[[IO[bytes]], Any]
+
+
+COMPRESSIONS = (
+    # deflate needs at least a bit for the length, and one for the distance, of 258 bytes.
+    Compression("gzip", ".gz", re.compile(rb"\x1f\x8b"), 1032, _open_gzip),
+    # A block repeats a byte up to 2**17 times, and has 4 bytes. The second signature is that of a
+    # frame without content, which programs that use several threads write first.
+    Compression(
+        "zstd",
+        ".zst",
+        re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
+        1 << 15,
+        _open_zstd,
+    ),
+)
 
 
 class Head(NamedTuple):
@@ -113,8 +157,7 @@ class Source:
                 content.seek(start)
                 yield content
             return
-        file = io.BufferedReader(_Bytes(self, log or ReadLog()), BLOCK_BYTES)
-        with io.BufferedReader(Decompressed(file, self.compression, self.path)) as content:
+        with io.BufferedReader(_Text(self, self.compression, log or ReadLog())) as content:
             while start > 0 and (skipped := content.read(min(start, BLOCK_BYTES))):
                 start -= len(skipped)
             yield content
@@ -138,33 +181,45 @@ class Source:
             DataError: The file is empty, its header does not match the layout, or it cannot be
                 read.
         """
-        path = self.path
+        path, start, num_blank = self.path, 0, 0
+        if not self.num_bytes:
+            raise DataError("the file is empty", path)
+        self.check_suffix()
         try:
-            self._check_format(layout)
-            start, number, line = self._first_line(layout.separator)
+            with self.text() as content:
+                check_format(content.read(max(map(len, FORMATS))), layout, path)
+            with self.text() as content:
+                for whole in content:
+                    line = whole if start else whole.removeprefix(BYTE_ORDER_MARK)
+                    if not is_blank(line, layout.separator):
+                        break
+                    start += len(whole)
+                    num_blank += 1
+                else:
+                    raise DataError("the file has no rows", path)
         except OSError as error:
             raise unreadable(path, error) from error
-        problem = wrong_first_line(line.decode(errors="replace"), layout)
-        if problem:
-            raise DataError(problem, path, number)
-        if not layout.header and b'"' not in line:  # there may be millions of fields
-            num_fields = line.count(layout.separator.encode()) + 1
-            return Head([], layout.num_columns or num_fields, start, number - 1)
-        content = line.removesuffix(b"\r")
-        if b"\r" in content or b"\0" in content:
-            raise DataError("the line has a carriage return or a NUL within it", path, number)
-        try:
-            fields = next(csv.reader([content.decode()], delimiter=layout.separator))
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise DataError(f"the line cannot be read: {error}", path, number) from error
+        start, line, number = (
+            start + len(whole) - len(line),
+            line.removesuffix(b"\n"),
+            num_blank + 1,
+        )
+        check_first_line(line.decode(errors="replace"), layout, path, number)
+        fields: list[str] = []
+        num_fields = line.count(layout.separator.encode()) + 1  # there may be millions
+        if layout.header or b'"' in line:
+            content = line.removesuffix(b"\r")
+            if b"\r" in content or b"\0" in content:
+                raise DataError("the line has a carriage return or a NUL within it", path, number)
+            try:
+                fields = next(csv.reader([content.decode()], delimiter=layout.separator))
+            except (UnicodeDecodeError, csv.Error) as error:
+                raise DataError(f"the line cannot be read: {error}", path, number) from error
+            num_fields = len(fields)
         if not layout.header:
-            return Head([], layout.num_columns or len(fields), start, number - 1)
-        column, problem = wrong_header(fields, layout)
-        if problem:
-            raise DataError(problem, path, number, column)
-        if len(fields) != (layout.num_columns or len(fields)):
-            raise wrong_width(len(fields), layout.num_columns, path, number)
-        return Head(fields, len(fields), start + len(line) + 1, number - 1)
+            return Head([], layout.num_columns or num_fields, start, num_blank)
+        check_header(fields, layout, path, number)
+        return Head(fields, num_fields, start + len(line) + 1, num_blank)
 
     def check_suffix(self) -> None:
         """Raises DataError if the file is not compressed as its name says."""
@@ -175,27 +230,6 @@ class Source:
                     f" {each.suffix}: rename it, or fetch it again",
                     self.path,
                 )
-
-    def _check_format(self, layout: CsvLayout) -> None:
-        if not self.num_bytes:
-            raise DataError("the file is empty", self.path)
-        self.check_suffix()
-        with self.text() as content:
-            problem = wrong_format(content.read(LONGEST_SIGNATURE), layout)
-        if problem:
-            raise DataError(problem, self.path)
-
-    def _first_line(self, separator: str) -> tuple[int, int, bytes]:
-        """Returns where the first line that is not blank begins, its number, and its bytes."""
-        start = 0
-        with self.text() as content:
-            for number, line in enumerate(content, start=1):
-                mark = BYTE_ORDER_MARK if start == 0 and line.startswith(BYTE_ORDER_MARK) else b""
-                text = line[len(mark) :]
-                if not is_blank(text, separator):
-                    return start + len(mark), number, text.removesuffix(b"\n")
-                start += len(line)
-        raise DataError("the file has no rows", self.path)
 
     def read(self, into: memoryview, start: int) -> None:
         """Fills memory with bytes of the file itself, from a position on, in any thread.
@@ -242,20 +276,14 @@ class Source:
         if now != [self.state] * 2:
             raise self._changed()
 
-    def line_number(self, position: int) -> int:
-        """Returns the number, from 1, of the line that contains the byte of text at a position."""
+    def locate(self, position: int) -> tuple[int, bool]:
+        """Returns the number, from 1, of the line at a byte of text, and whether it has no end."""
         with self.text() as content:
             sizes = (min(BLOCK_BYTES, position - at) for at in range(0, position, BLOCK_BYTES))
-            return 1 + sum(content.read(size).count(b"\n") for size in sizes)
-
-    def is_last_line_without_end(self, position: int) -> bool:
-        """Returns whether no line of the text ends from a position on."""
-        with self.text(position) as content:
-            blocks = iter(partial(content.read, BLOCK_BYTES), b"")
-            return not any(b"\n" in block for block in blocks)
-
-    def stop(self) -> None:
-        """Ends the reads that wait for something: none does."""
+            number = 1 + sum(content.read(size).count(b"\n") for size in sizes)
+            return number, not any(
+                b"\n" in b for b in iter(partial(content.read, BLOCK_BYTES), b"")
+            )
 
     def _changed(self) -> DataError:
         return DataError("the file was changed while it was read", self.path)
@@ -280,6 +308,35 @@ class _Bytes(io.RawIOBase):
                 raise unreadable(self._source.path, error) from error
         self._start += num_bytes
         return num_bytes
+
+
+class _Text(io.RawIOBase):
+    """The text of a compressed file, from its beginning to the end of its last member or frame."""
+
+    def __init__(self, source: Source, compression: Compression, log: ReadLog) -> None:
+        self._name, self._path = compression.name, source.path
+        try:
+            self._text = compression.open(io.BufferedReader(_Bytes(source, log), BLOCK_BYTES))
+        except ImportError as error:
+            raise DataError(
+                f"reading {compression.suffix} needs pyarrow: pip install 'candle-p1[readers]'",
+                source.path,
+            ) from error
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int:
+        try:
+            return int(self._text.readinto(into))
+        except (CandleError, MemoryError):
+            raise
+        except Exception as error:  # each library has its own errors
+            raise DataError(
+                f"the file is damaged or was copied incompletely: {self._name} cannot decompress it"
+                f" ({error}); check it with {self._name} -t",
+                self._path,
+            ) from error
 
 
 def is_blank(line: bytes | memoryview, separator: str) -> bool:
@@ -311,33 +368,6 @@ def unreadable(path: Path, error: OSError) -> DataError:
     return DataError(f"the file cannot be read: {error.strerror}", path)
 
 
-def wrong_width(num_fields: int, num_expected: int | None, path: Path, line: int) -> DataError:
-    """Returns the error for a line that has too few or too many fields."""
-    fields = count(num_fields, "field")
-    return DataError(f"the line has {fields} instead of {num_expected}", path, line)
-
-
-def wrong_line(
-    num_fields: int,
-    column: int,
-    content: bytes,
-    is_text: Sequence[bool],
-    path: Path,
-    line: int,
-    label_column: int | None = None,
-) -> DataError:
-    """Returns the error for a line that the kernel has found wrong; see `_csvkernel.parse`."""
-    if num_fields != len(is_text):
-        return wrong_width(num_fields, len(is_text), path, line)
-    what = "the label" if column == label_column else "the field"
-    if not content.strip():
-        return DataError(f"{what} is empty", path, line, column + 1)
-    shown = content.decode("utf-8", "replace").rstrip("\n")
-    shown = shown if len(shown) <= MAX_SHOWN_CHARS else shown[:MAX_SHOWN_CHARS] + "…"
-    kind = "text" if is_text[column] else "a finite float32 number"
-    return DataError(f"{what} {shown!r} is not {kind}", path, line, column + 1)
-
-
 def file_state(status: os.stat_result) -> tuple[int, int, int]:
     """Returns a file's size, time of change in ns, and inode, which are the same on all nodes."""
     return status.st_size, status.st_mtime_ns, status.st_ino
@@ -356,8 +386,8 @@ def check_regular(path: Path) -> None:
 
 
 @contextmanager
-def open_together(path: Path, comm: Communicator) -> Iterator[Source]:
-    """Opens a file on every rank; collective.
+def open_together(path: Path, comm: Communicator, kind: type[Source] = Source) -> Iterator[Source]:
+    """Opens a file on every rank, as a source of some kind; collective.
 
     Raises:
         DataError: It is not a regular file, it cannot be opened, or ranks have opened different
@@ -368,11 +398,12 @@ def open_together(path: Path, comm: Communicator) -> Iterator[Source]:
         check_regular(path)
         try:
             file = os.open(path, os.O_RDONLY)
-            compression = compression_of(os.pread(file, SIGNATURE_BYTES, 0))
+            start = os.pread(file, 4, 0)
         except OSError as error:
             raise unreadable(path, error) from error
-        status = os.fstat(file)
-        return Source(path, file, status.st_size, file_state(status), compression)
+        status, found = os.fstat(file), [c for c in COMPRESSIONS if c.signature.match(start)]
+        compression = found[0] if found else None
+        return kind(path, file, status.st_size, file_state(status), compression)
 
     source = agree(comm, open_file)
     try:
@@ -398,78 +429,64 @@ def _check_same(source: Source, comm: Communicator) -> None:
             return
 
 
-OpenSource = Callable[[Path, Communicator], AbstractContextManager[Source]]
-"""What opens a file on every rank, as `open_together` does; collective."""
+GIB = 2**30
+TOGETHER = ("parallel", "cached")
+"""The methods by which the ranks of a job read a table together."""
 
 
-CONVERT = "convert it with pandas's to_csv"
-ENCODE = "convert it with iconv -f UTF-16 -t UTF-8"
-FORMATS = {
-    b"\xfd7zXZ\0": ("compressed by xz", "decompress it with xz -d"),
-    b"BZh": ("compressed by bzip2", "decompress it with bzip2 -d"),
-    b"PK\x03\x04": ("an Excel workbook (xlsx) or another ZIP archive", f"unzip it, or {CONVERT}"),
-    b"PAR1": ("a Parquet file", CONVERT),
-    b"\x89HDF\r\n\x1a\n": ("an HDF5 file", CONVERT),
-    b"\xff\xfe": ("text in UTF-16", ENCODE),
-    b"\xfe\xff": ("text in UTF-16", ENCODE),
-}
-"""What files are that begin with these bytes, and what to do about it."""
-LONGEST_SIGNATURE = max(map(len, FORMATS))
-SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "vertical bars", " ": "spaces"}
+@dataclass(frozen=True)
+class CacheSettings:
+    """Where caches are.
+
+    Attributes:
+        directory: None means ``cache`` in the data directory.
+        limit_bytes: The space that all caches together may take; the least recently used are
+            removed first. 0 means no limit.
+        stage_directory: A directory local to each node, to which a cache is copied once; None
+            means that it is not copied.
+        in_use: Those that this run has made or read, which it does not remove; on rank 0.
+    """
+
+    directory: Path | None = None
+    limit_bytes: int = 0
+    stage_directory: Path | None = None
+    in_use: set[Path] = field(default_factory=set, compare=False)
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self.directory or data_directory() / "cache"
 
 
-def wrong_format(start: bytes, layout: CsvLayout) -> str | None:
-    """Returns what a file is that begins with these bytes; None if it may be a table."""
-    found = [each for signature, each in FORMATS.items() if start.startswith(signature)]
-    if b"\0" in start[:2]:
-        found.append(("text in UTF-16 or not text", ENCODE))
-    return f"the file is {found[0][0]}: {found[0][1]}; {expected(layout)}" if found else None
+@dataclass(frozen=True)
+class Loading:
+    """How tables are read.
 
+    Attributes:
+        method: A name in candle_p1.data.loaders.READERS.
+        comm: The ranks that need the tables, on nodes whose ranks can share memory.
+        num_threads: The number of threads of each rank.
+        cache: Where `cached` keeps its files.
+        notify: Called with messages for the user: on one rank of each node if its shared memory is
+            too small, and on rank 0 if a cache is rebuilt or removed.
+        progress: Called on rank 0 while a compressed file is read, with its name, how many of its
+            bytes have been read, and its size.
+        block_bytes: How much a rank reads at a time, with `parallel`; None: it depends on the file.
+        source: What reads a file with `parallel`; another one is used for measurements.
+        warnings: What the user should know about how the ranks share the tables.
+    """
 
-def wrong_first_line(line: str, layout: CsvLayout) -> str | None:
-    """Returns what is wrong with a first line as a whole: its separator, or that it is a header."""
-    own, wanted, line = layout.separator, {*layout.text_columns}, line.replace('"', "").strip()
-    if layout.header:
-        found = [s for s in (own, *SEPARATORS) if wanted <= {*line.split(s)}]
-    else:  # a number has no semicolon
-        found = [s for s in (";", "|", own, *SEPARATORS) if s in line]
-    if found and found[0] != own:
-        return (
-            f"the fields are separated by {SEPARATORS[found[0]]}: write the file by"
-            f" to_csv(sep={own!r}); {expected(layout)}"
-        )
-    fields = line.removeprefix(own).split(own)
-    if not layout.header and len(fields) > 2 and fields == [str(i) for i in range(len(fields))]:
-        return (
-            "the line counts (0, 1, 2, …), as a header written by pandas does: write the file by"
-            f" to_csv(header=False, index=False); {expected(layout)}"
-        )
-    return None
+    method: str = "parallel"
+    comm: Communicator = field(default_factory=SerialCommunicator)
+    num_threads: int = 1
+    cache: CacheSettings = field(default_factory=CacheSettings)
+    notify: Callable[[str], None] | None = None
+    progress: Callable[[str, int, int], None] | None = None
+    block_bytes: int | None = None
+    source: type[Source] = Source
+    warnings: tuple[str, ...] = ()
 
-
-def wrong_header(fields: list[str], layout: CsvLayout) -> tuple[int | None, str | None]:
-    """Returns what is wrong with a header, and in which column (from 1), if it is in one."""
-    for name in layout.text_columns:
-        if name not in fields:
-            return None, f"the header has no column {name!r}; {expected(layout)}"
-    for column, name in enumerate(fields, start=1):
-        unnamed = not name.strip() or name.startswith("Unnamed: ")
-        if unnamed and not layout.may_have_index:
-            return column, (
-                f"the column's name is {name!r}, as that of an index which pandas writes along:"
-                " remove the column, or write the file by to_csv(index=False)"
-            )
-    for name in repeated(fields)[:1]:
-        return None, f"the header has several columns {name!r}: remove or rename all but one"
-    return None, None
-
-
-def expected(layout: CsvLayout) -> str:
-    """Returns what a file with a layout is, for messages."""
-    header = "with a header" if layout.header else "without a header"
-    if layout.text_columns:
-        header += f" that has {' and '.join(layout.text_columns)}"
-    elif layout.label_column == 0:
-        header += ", the label first in each line"
-    separator = SEPARATORS.get(layout.separator, repr(layout.separator))
-    return f"expected: text in UTF-8 with fields separated by {separator}, {header}"
+    @property
+    def num_copies(self) -> int:
+        """The number of copies of a table that the job has: one for each node, or for each rank."""
+        return self.comm.num_nodes if self.method in TOGETHER else self.comm.size

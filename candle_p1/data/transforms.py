@@ -126,8 +126,15 @@ def fill_missing(matrix: Matrix) -> Matrix:
         ``SimpleImputer`` gives.
     """
     with _shared(matrix) as share:
-        columns = share(matrix.shape[1])
-        num_present = _fill_columns(writable(matrix)[:, columns])
+        mine = writable(matrix)[:, share(matrix.shape[1])]
+        sums, num_present = np.zeros(mine.shape[1]), np.zeros(mine.shape[1], np.int64)
+        for rows in _blocks([mine]):
+            present = ~np.isnan(rows)
+            num_present += present.sum(axis=0)
+            sums += np.where(present, rows, 0).sum(axis=0, dtype=np.float64)
+        mean = (sums / np.maximum(num_present, 1)).astype(np.float32)
+        for rows in _blocks([mine]):
+            np.copyto(rows, mean, where=np.isnan(rows))
     counts = np.concatenate(sharers(matrix).allgather(num_present))
     keep = np.flatnonzero(counts)
     return matrix if len(keep) == len(counts) else order_columns(matrix, keep)
@@ -144,20 +151,6 @@ def order_columns(matrix: Matrix, columns: Sequence[int] | NDArray[np.int64]) ->
         for row in writable(matrix)[share(len(matrix))]:
             row[: len(columns)] = row[columns]
     return matrix[:, : len(columns)]
-
-
-def _fill_columns(matrix: Matrix) -> NDArray[np.int64]:
-    """Fills in missing values; returns how many values each column had."""
-    sums = np.zeros(matrix.shape[1])
-    num_present = np.zeros(matrix.shape[1], np.int64)
-    for rows in _blocks([matrix]):
-        present = ~np.isnan(rows)
-        num_present += present.sum(axis=0)
-        sums += np.where(present, rows, 0).sum(axis=0, dtype=np.float64)
-    mean = (sums / np.maximum(num_present, 1)).astype(np.float32)
-    for rows in _blocks([matrix]):
-        np.copyto(rows, mean, where=np.isnan(rows))
-    return num_present
 
 
 def join_rows(*parts: tuple[Matrix, NDArray[np.int64]]) -> Matrix:

@@ -22,8 +22,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from candle_p1.data import _csvkernel as kernel
-from candle_p1.data.source import BYTE_ORDER_MARK, open_together, wrong_line, wrong_width
-from candle_p1.data.table import repeated
+from candle_p1.data.source import BYTE_ORDER_MARK, open_together
+from candle_p1.data.table import repeated, wrong_line, wrong_width
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import DataError
 

@@ -25,7 +25,7 @@ import requests
 from urllib3.exceptions import HTTPError
 
 from candle_p1 import __version__
-from candle_p1.datasets.registry import Notify, Progress, partial_path
+from candle_p1.datasets.synthetic import Notify, Progress, partial_path
 from candle_p1.files import open_regular_file, read_regular_file, write_atomically
 
 BLOCK_BYTES = 1 << 16

@@ -1,6 +1,9 @@
 """Fetching a benchmark's published files: checked by SHA-256, safe to interrupt and to repeat.
 
 A file gets its name only when its checksum is right and its files, if it is an archive, are there.
+Few of CANDLE's files have a published SHA-256; these are in ``registry.json``. For the others, the
+first download is recorded in ``fetched.json`` beside them, and later ones into that directory must
+match.
 """
 
 from __future__ import annotations
@@ -11,25 +14,43 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote, urlsplit
+
+from pydantic import BaseModel, Field, NonNegativeInt
 
 from candle_p1.data.directory import MANIFEST_NAME, synthetic_facts
 from candle_p1.data.reader import file_sha256
-from candle_p1.datasets.registry import (
-    LOCK_NAME,
-    RECORD_NAME,
-    FileFacts,
-    expected_file,
-    locked,
-    record_download,
-    storing,
-)
+from candle_p1.datasets.synthetic import LOCK_NAME, locked, partial_path, storing
 from candle_p1.datasets.unpack import SUFFIXES, ArchiveError, unpack
 from candle_p1.errors import DataError, ParameterError
-from candle_p1.files import content_sha256
+from candle_p1.files import (
+    content_sha256,
+    files_at,
+    read_json,
+    read_regular_bytes,
+    write_atomically,
+)
 
+RECORD_NAME = "fetched.json"
 RESERVED = (RECORD_NAME, LOCK_NAME, MANIFEST_NAME)
+
+
+class FileFacts(BaseModel, strict=True):
+    """What a file must be, as published or recorded; `version` is what its server said of it."""
+
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    bytes: NonNegativeInt
+    time: str
+    url: str = ""
+    version: str = ""
+    source: Annotated[str, Field(exclude=True)] = "recorded"
+
+
+class Downloads(BaseModel, strict=True):
+    """The content of ``fetched.json``."""
+
+    files: dict[str, FileFacts] = {}
 
 
 @dataclass(frozen=True)
@@ -177,3 +198,68 @@ def _checked_url(url: str) -> str:
         f"data_url {shown!r} is not the URL of a directory: http://…, https://… or file:///…,"
         " without '?' or '#'"
     )
+
+
+def published_sums() -> dict[str, dict[str, dict[str, Any]]]:
+    """Returns sha256 and bytes by benchmark and file name."""
+    return dict(read_json(Path(__file__).with_name("registry.json")))
+
+
+def expected_file(benchmark: str, name: str, directory: Path) -> FileFacts | None:
+    """Returns the properties a file must have; None if no checksum is published or recorded.
+
+    Raises:
+        DataError: The directory's record of downloads cannot be read.
+    """
+    if facts := published_sums().get(benchmark, {}).get(name):
+        return FileFacts(**facts, time="", source="published")
+    return _recorded(directory).files.get(name)
+
+
+def record_download(directory: Path, name: str, download: FileFacts) -> None:
+    """Records a download."""
+    record = _recorded(directory)
+    record.files[name] = download
+    write_atomically(directory / RECORD_NAME, record.model_dump_json(indent=2) + "\n")
+
+
+def _recorded(directory: Path) -> Downloads:
+    path = directory / RECORD_NAME
+    try:
+        return Downloads.model_validate_json(read_regular_bytes(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return Downloads()
+    except (OSError, ValueError) as error:
+        problem = "cannot be read; move it away, together with the files it describes"
+        raise DataError(problem, path) from error
+
+
+def file_status(benchmark: str, name: str, directory: Path) -> dict[str, Any]:
+    """Returns what is known, without reading it, about a benchmark's file or directory of files.
+
+    The state is "absent", "real", "synthetic", or "wrong size" if it cannot be the expected file.
+    The sha256 is the one that it must have, or was generated with, where one is known.
+
+    Raises:
+        DataError: The directory's record of downloads cannot be read.
+    """
+    path, partial = directory / name, partial_path(directory, name)
+    exists = path.is_file() or path.is_dir()
+    file_bytes = sum(each.stat().st_size for each in files_at(path)) if exists else None
+    expected, made = expected_file(benchmark, name, directory), synthetic_facts(path)
+    state, sha256, source = "real" if exists else "absent", None, None
+    if made:
+        state, sha256, source = "synthetic", made["sha256"], "synthetic"
+    elif expected:
+        sha256, source = expected.sha256, expected.source
+        if exists and file_bytes != expected.bytes:
+            state = "wrong size"
+    return {
+        "name": name,
+        "path": str(path),
+        "state": state,
+        "file_bytes": file_bytes,
+        "partial_bytes": partial.stat().st_size if partial.is_file() else 0,
+        "sha256": sha256,
+        "sha256_source": source,
+    }

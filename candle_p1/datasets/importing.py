@@ -29,9 +29,15 @@ from candle_p1.datasets.foreign import (
     read_cohort,
     read_content,
 )
-from candle_p1.datasets.registry import Progress, locked, storing
-from candle_p1.datasets.synthetic import SyntheticFile, write_files
-from candle_p1.datasets.tables import MAX_SCALED, format_rows
+from candle_p1.datasets.synthetic import (
+    MAX_SCALED,
+    Progress,
+    SyntheticFile,
+    format_rows,
+    locked,
+    storing,
+    write_files,
+)
 from candle_p1.errors import DataError, ParameterError
 from candle_p1.files import content_sha256, write_atomically
 from candle_p1.text import examples
@@ -41,8 +47,8 @@ MIN_LEAK, MIN_LEAK_OF_CLASS = 10, 3
 UNKNOWN = "unknown"
 """The class of samples without labels, where the benchmark needs none."""
 ROWS_PER_BLOCK = 16
-DECIMALS = (3, 6)
-"""After which numbers in tables often end."""
+DECIMALS = 6
+"""After which numbers in tables mostly end."""
 FIELD_BYTES = 8
 """About how long a field of the files is."""
 
@@ -431,17 +437,14 @@ def _rows(part: Part, layout: CsvLayout) -> Iterator[bytes]:
     if layout.header:
         yield line([*part.text, *part.values.columns]) + b"\n"
     prefixes = [line(cells) for cells in zip(*part.text.values(), strict=True)]
-    written = partial(format_rows, separator=separator.encode(), strip_zeros=True, missing=b"nan")
+    options: Any = {"separator": separator.encode(), "strip_zeros": True, "missing": b"nan"}
     for start in range(0, len(values), ROWS_PER_BLOCK):
         block = slice(start, start + ROWS_PER_BLOCK)
-        beginnings, rows = prefixes[block], values[block]
-        for decimals in DECIMALS:
-            rounded = np.round(rows.astype(np.float64), decimals)
-            is_small = np.nan_to_num(np.abs(rounded)).max(initial=0) * 10**decimals <= MAX_SCALED
-            if is_small and np.array_equal(rounded.astype(np.float32), rows, equal_nan=True):
-                yield written(beginnings, rounded, decimals=decimals)
-                break
-        else:
-            for beginning, row in zip(beginnings, rows.tolist(), strict=True):
-                fields = ",%.9g" * len(row) % tuple(row)
-                yield beginning + fields.replace(",", separator).encode() + b"\n"
+        rows, rounded = values[block], np.round(values[block].astype(np.float64), DECIMALS)
+        is_small = np.nan_to_num(np.abs(rounded)).max(initial=0) * 10**DECIMALS <= MAX_SCALED
+        if is_small and np.array_equal(rounded.astype(np.float32), rows, equal_nan=True):
+            yield format_rows(prefixes[block], rounded, decimals=DECIMALS, **options)
+            continue
+        for prefix, row in zip(prefixes[block], rows.tolist(), strict=True):
+            fields = ",%.9g" * len(row) % tuple(row)
+            yield prefix + fields.replace(",", separator).encode() + b"\n"

@@ -10,17 +10,29 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import filelock
+import numpy as np
+from numpy.typing import NDArray
+
+from candle_p1.data.cases import LAYOUT
 from candle_p1.data.directory import DATA_DIRECTORY_VARIABLE, Manifest, data_directory
-from candle_p1.datasets.registry import Progress, locked, partial_path, storing
 from candle_p1.errors import DataError, ParameterError
 
+Notify = Callable[[str], None]
+"""Called with a message for the user."""
+Progress = Callable[[str, int, int], None]
+"""Called with a file's name, its bytes so far, and the bytes expected (0 if not known)."""
 SIZES = ("full", "small")
 """The sizes of the synthetic data: that of the published files, and a small one for trials."""
+LOCK_NAME = ".lock"
+MAX_SCALED = 2**32 - 1
+"""The largest value times 10^decimals that `format_rows` writes."""
 
 
 def number_patients(num_patients: Mapping[str, int]) -> dict[str, range]:
@@ -150,3 +162,113 @@ def _write(file: SyntheticFile, path: Path, progress: Progress | None) -> dict[s
     if progress:
         progress(file.name, num_bytes, num_bytes)
     return {"bytes": num_bytes, "sha256": digest.hexdigest()}
+
+
+def partial_path(directory: Path, name: str) -> Path:
+    """Returns where the bytes of a file are collected before it gets its name."""
+    return directory / f".{name.replace('/', '.')}.partial"
+
+
+@contextmanager
+def storing(directory: Path, remedy: str) -> Iterator[None]:
+    """Converts errors of the file system into a DataError; `remedy` says what the user can do."""
+    try:
+        yield
+    except (OSError, NotImplementedError) as error:  # the latter: no locks on this file system
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"the files cannot be stored ({reason}): {remedy}", directory) from error
+
+
+def locked(directory: Path, notify: Notify | None = None) -> AbstractContextManager[Any]:
+    """Returns a context in which no other process writes to a directory, created if missing."""
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(directory / LOCK_NAME)
+    try:
+        return lock.acquire(timeout=0)
+    except filelock.Timeout:
+        if notify:
+            notify(f"another process is writing to {directory}; waiting for it to finish")
+        return lock.acquire()
+
+
+def format_rows(
+    prefixes: Sequence[bytes],
+    values: NDArray[Any],
+    *,
+    decimals: int,
+    separator: bytes = b",",
+    strip_zeros: bool = False,
+    missing: bytes = b"",
+) -> bytes:
+    """Returns a line for each row: its prefix, then the separator and the value of each column.
+
+    The digits of all values are formatted at once. One by one, the hundred million values of a
+    synthetic file would take minutes; this takes seconds.
+
+    Args:
+        prefixes: The beginning of each line; after b"" there is no separator.
+        values: Finite numbers, or NaN, shape (rows, columns); rounded to `decimals`, half to even.
+        decimals: Digits after the point; 0 writes integers.
+        separator: One byte.
+        strip_zeros: Whether to omit trailing zeros of a fraction, and a point at the end.
+        missing: What stands for NaN.
+
+    Raises:
+        ValueError: A value is too large for 32 bits at this number of decimals.
+    """
+    absent = np.isnan(values)
+    scaled = np.rint(np.abs(np.where(absent, 0, values)).astype(np.float64) * 10**decimals)
+    if scaled.size and scaled.max() > MAX_SCALED:
+        raise ValueError(f"{np.nanmax(np.abs(values))} is too large for {decimals} decimals")
+    left = scaled.astype(np.uint32)
+    num_digits = max(decimals + 1, len(str(int(left.max(initial=0)))))
+    # A field: separator, sign, digits with the point among them; `shown` marks the visible ones.
+    width = 2 + num_digits + (decimals > 0)
+    text = np.empty((*left.shape, max(width, 1 + len(missing))), np.uint8)
+    shown = np.zeros(text.shape, bool)
+    text[:, :, :2] = list(separator + b"-")
+    shown[:, :, 0], shown[:, :, 1] = True, (values < 0) & (left > 0)
+    fraction = np.full(left.shape, not strip_zeros)
+    for exponent in range(num_digits):
+        position = width - 1 - exponent - (0 < decimals <= exponent)
+        if exponent == decimals > 0:
+            text[:, :, position + 1], shown[:, :, position + 1] = ord("."), fraction
+        is_left = left > 0
+        left, digit = np.divmod(left, np.uint32(10))
+        text[:, :, position] = digit + ord("0")
+        if exponent < decimals:
+            fraction |= digit != 0
+        shown[:, :, position] = (
+            fraction if exponent < decimals else is_left | (exponent == decimals)
+        )
+    text[absent, 1 : 1 + len(missing)] = list(missing)
+    shown[absent, 1:] = np.arange(1, text.shape[2]) <= len(missing)
+    rows = zip(prefixes, text, shown, strict=True)
+    return b"".join(
+        prefix + row[mask].tobytes()[not prefix :] + b"\n" for prefix, row, mask in rows
+    )
+
+
+def write_cases(
+    features: Sequence[str],
+    types: Sequence[str],
+    cases: Sequence[tuple[int, int]],
+    values: Callable[[int, int], NDArray[Any]],
+    *,
+    decimals: int,
+    rows_per_block: int,
+) -> Iterator[bytes]:
+    """Yields a table of tumor cases, as `candle_p1.data.cases` reads it: the header, then rows.
+
+    `cases` has each row's patient number and index of the type, and `values` returns the values for
+    such a pair, shape (features,). `rows_per_block` of them are in memory at a time.
+    """
+    yield ",".join([*LAYOUT.text_columns, *features]).encode() + b"\n"
+    for start in range(0, len(cases), rows_per_block):
+        block = cases[start : start + rows_per_block]
+        prefixes = [
+            f"TCGA-S{patient // 10_000}-{patient % 10_000:04},{types[kind]}".encode()
+            for patient, kind in block
+        ]
+        rows = np.stack([values(patient, kind) for patient, kind in block])
+        yield format_rows(prefixes, rows, decimals=decimals, strip_zeros=True)

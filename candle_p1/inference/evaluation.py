@@ -24,8 +24,7 @@ from candle_p1.inference.metrics import (
     number_units,
     summarize,
 )
-from candle_p1.inference.prediction import predict
-from candle_p1.inference.tables import NewSamples
+from candle_p1.inference.tables import NewSamples, predict
 from candle_p1.inference.trained import TrainedRun
 from candle_p1.models.saving import FINAL_NAME
 from candle_p1.models.scores import as_probabilities, last_activation
@@ -301,7 +300,9 @@ class Evaluator:
                     f"the network returns {shape or 'several arrays'} for {len(block)} samples, but"
                     " evaluate measures classes, one target (Inputs.target) or restored features"
                 )
-            true = np.reshape(block.y if target else _profiles(block.x), outputs.shape)
+            # An autoencoder restores profiles; a conditioned one also takes classes.
+            profiles = block.x[0] if isinstance(block.x, tuple) else block.x
+            true = np.reshape(block.y if target else profiles, outputs.shape)
             regression.update(true, outputs)
             pairs += [np.hstack([true, outputs])] if target else []
         naive = {}
@@ -368,11 +369,6 @@ class Evaluator:
 
     def _title(self, text: str) -> str:
         return f"{text} (synthetic data)" if self._is_synthetic else text
-
-
-def _profiles(x: Any) -> NDArray[np.float32]:
-    """Returns what an autoencoder is to reconstruct; a conditioned one also takes classes."""
-    return x[0] if isinstance(x, tuple) else x  # type: ignore[no-any-return]
 
 
 def tables(content: Mapping[str, Any]) -> Iterator[Table]:

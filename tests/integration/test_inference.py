@@ -15,8 +15,7 @@ from candle_p1.benchmark import find_benchmark
 from candle_p1.cli import cli
 from candle_p1.data.reader import FileSet, Reader
 from candle_p1.errors import CandleError
-from candle_p1.inference.prediction import write_predictions
-from candle_p1.inference.tables import read_samples
+from candle_p1.inference.tables import read_samples, write_predictions
 from candle_p1.inference.trained import open_run
 from tests.conftest import ROOT
 from tests.integration.conftest import NARROW

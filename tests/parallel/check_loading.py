@@ -7,7 +7,6 @@ import math
 import platform
 import re
 import time
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -16,13 +15,11 @@ import pyarrow
 import pytest
 from harness import shared_directory
 
-from candle_p1.data import cache_file, huge_pages
+from candle_p1.data import cache, shared
 from candle_p1.data.cooperative import read_together
-from candle_p1.data.huge_pages import HugeFile
 from candle_p1.data.loaders import read_table
-from candle_p1.data.loading import CacheSettings, Loading
-from candle_p1.data.shared import NodeArray, sharers
-from candle_p1.data.source import Source, open_together
+from candle_p1.data.shared import HugeFile, NodeArray, sharers
+from candle_p1.data.source import CacheSettings, Loading, Source
 from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import fill_missing, join_rows, scale_features
 from candle_p1.distributed.comm import SerialCommunicator
@@ -101,24 +98,24 @@ def shared_arrays_are_read_only_and_the_same_memory(comm):
 
 def ranks_fill_huge_pages_that_they_share(comm):
     """Shares end within pages, which several ranks ask for at the same time."""
-    size = 5 * huge_pages.HUGE_BYTES // 4 + 1000
+    size = 5 * shared.HUGE_BYTES // 4 + 1000
     array = NodeArray((size,), np.float32, comm.local)
     first, last = share_bounds(size, comm.local_rank, comm.local_size)
     comm.barrier()
     with pytest.MonkeyPatch.context() as patch:
         # Else it would depend on time, and on how long ranks are in each other's way.
-        patch.setattr(huge_pages, "SLOW_S", math.inf)
-        patch.setattr(huge_pages, "NUM_TRIES", 100_000)
+        patch.setattr(shared, "SLOW_S", math.inf)
+        patch.setattr(shared, "NUM_TRIES", 100_000)
         filled = array.fill(first, last)
     array.reserve(first, last)
     array.array[first:last] = np.arange(first, last)
     comm.barrier()
     since_6_1 = tuple(map(int, platform.release().split(".")[:2])) >= (6, 1)
-    assert filled == (comm.local_size == 1 or (huge_pages.are_available() and since_6_1))
+    assert filled == (comm.local_size == 1 or (shared.are_available() and since_6_1))
     np.testing.assert_array_equal(array.array, np.arange(size, dtype=np.float32))
     if filled and comm.local_size > 1:
         pages = re.findall(r"^ShmemPmdMapped: *(\d+)", Path("/proc/self/smaps").read_text(), re.M)
-        assert sum(map(int, pages)) << 10 == 6 * huge_pages.HUGE_BYTES
+        assert sum(map(int, pages)) << 10 == 6 * shared.HUGE_BYTES
     comm.barrier()
     assert len(array.keep(size - 1)) == size - 1
 
@@ -146,20 +143,15 @@ def large_tables_are_the_same_with_and_without_huge_pages(comm):
     assert bool(filled) == (comm.local_size > 1)
 
 
-def opening(before_read):
-    """Returns what opens a file whose every read first calls a function with its position."""
+def watched(before_read):
+    """Returns what reads a file, and first calls a function with the position of every read."""
 
     class Watched(Source):
         def read(self, into, start):
             before_read(start)
             super().read(into, start)
 
-    @contextmanager
-    def open_watched(path, comm):
-        with open_together(path, comm) as source:
-            yield Watched(**vars(source))
-
-    return open_watched
+    return Watched
 
 
 def ranks_that_open_different_copies_refuse_them(comm):
@@ -211,7 +203,7 @@ def all_ranks_read_at_the_same_time(comm):
             assert time.monotonic() < limit_s, f"the others do not read while {start} is read"
             time.sleep(0.01)
 
-    loading = Loading(comm=comm, block_bytes=500, open_source=opening(wait_for_all))
+    loading = Loading(comm=comm, block_bytes=500, source=watched(wait_for_all))
     assert_same(read_together(path, TEXT_LAYOUT, loading), alone, comm)
 
 
@@ -228,7 +220,7 @@ def an_unreadable_block_of_one_rank_ends_the_load(comm):
             raise OSError(errno.EIO, "Input/output error")
 
     problem = rf"^rank {comm.size - 1}: .*/table\.csv: the file cannot be read: Input/output error$"
-    loading = Loading(comm=comm, block_bytes=40, open_source=opening(fail_on_last))
+    loading = Loading(comm=comm, block_bytes=40, source=watched(fail_on_last))
     with pytest.raises(CandleError, match=problem):
         read_together(directory / "table.csv", NUMBERS, loading)
     assert 2 <= len(blocks) <= 5  # of 100: the ranks hear of it at their third at the latest
@@ -290,7 +282,7 @@ def a_cache_is_read_once_per_job(comm):
 
     for unit_bytes in (1 << 20, 500):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cache_file, "SLAB_BYTES", unit_bytes)  # a small table has many
+            patch.setattr(cache, "SLAB_BYTES", unit_bytes)  # a small table has many
             if comm.rank == 0:
                 for old in (directory / "cache").glob("*.table"):
                     old.unlink()

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from candle_p1.bench.formats import CONVERTED, ConvertedReader, Converter, is_installed
-from candle_p1.data.loading import Loading
 from candle_p1.data.reader import FileSet
+from candle_p1.data.source import Loading
 from candle_p1.data.table import CsvLayout
 
 TEXT = CsvLayout(header=True, text_columns=("kind", "name"), missing=("na",))

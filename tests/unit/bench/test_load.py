@@ -4,7 +4,7 @@ from candle_p1.bench import formats, load
 from candle_p1.bench.load import Load, choose_methods, loads_to_pay
 from candle_p1.bench.read import slow_source
 from candle_p1.data.cooperative import read_together
-from candle_p1.data.loading import Loading
+from candle_p1.data.source import Loading
 from candle_p1.data.table import CsvLayout
 from candle_p1.errors import ParameterError, SetupError
 

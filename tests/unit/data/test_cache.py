@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from candle_p1.cli import cli
 from candle_p1.data import cache
 from candle_p1.data.cache import list_caches, read_cached
-from candle_p1.data.loading import CacheSettings, Loading
+from candle_p1.data.source import CacheSettings, Loading
 from candle_p1.data.table import CsvLayout
 from candle_p1.errors import CandleError, DataError
 from tools.simulated import SimulatedJob
@@ -68,23 +68,22 @@ def flip_last(path):
     path.write_bytes(path.read_bytes()[:-1] + b"x")
 
 
-def test_the_second_load_gives_the_same_table_and_leaves_the_cache(read, made, source):
+def test_the_second_load_gives_the_same_table_and_leaves_the_cache(read, made):
     before = made.stat().st_ino
     table, notes = read()
     assert content_of(table) == CONTENT
     assert notes == []
     table.values[:] = 0  # a private copy
-    assert content_of(read()[0]) == CONTENT
-    assert made.stat().st_ino == before
     read(layout=CsvLayout(header=True, text_columns=("name", "a")))  # has a cache of its own
     assert content_of(read()[0]) == CONTENT
+    assert made.stat().st_ino == before
     assert len(list(made.parent.glob("*.table"))) == 2
 
 
 def test_a_cache_of_what_is_refused_by_now_is_not_used(read, source, monkeypatch):
     source.write_text("0,1,2\n3,4,5\n")
     with monkeypatch.context() as older:
-        older.setattr("candle_p1.data.source.wrong_first_line", lambda *_: None)
+        older.setattr("candle_p1.data.source.check_first_line", lambda *_: None)
         read(layout=CsvLayout())
     with pytest.raises(DataError, match="line 1: the line counts"):
         read(layout=CsvLayout())
@@ -273,27 +272,23 @@ def test_caches_are_listed_and_removed(made, source):
     assert [path.suffix for path in made.parent.iterdir()] == [".lock"]
 
 
-def test_only_one_of_several_jobs_makes_the_cache(read, monkeypatch):
-    calls, parse = [], cache.read_together
+def test_one_of_several_jobs_makes_the_cache_which_has_its_name_only_when_complete(
+    read, tmp_path, monkeypatch
+):
+    calls, seen, parse, fsync = [], [], cache.read_opened, os.fsync
 
     def parse_slowly(*arguments):
         calls.append(time.sleep(0.2))
         return parse(*arguments)
 
-    monkeypatch.setattr(cache, "read_together", parse_slowly)
+    def look(file):
+        fsync(file)
+        seen.append(sorted(path.suffix for path in (tmp_path / "cache").iterdir()))
+
+    monkeypatch.setattr(cache, "read_opened", parse_slowly)
+    monkeypatch.setattr(os, "fsync", look)
     with ThreadPoolExecutor(4) as pool:
         jobs = [pool.submit(read) for _ in range(4)]
     assert all(content_of(job.result()[0]) == CONTENT for job in jobs)
     assert len(calls) == 1
-
-
-def test_a_cache_has_its_name_only_when_it_is_complete(read, tmp_path, monkeypatch):
-    seen, fsync = [], os.fsync
-
-    def look(file):
-        fsync(file)
-        seen.append([path.suffix for path in (tmp_path / "cache").iterdir()])
-
-    monkeypatch.setattr(os, "fsync", look)
-    read()
-    assert [sorted(suffixes) for suffixes in seen] == [[".lock", ".partial"]]
+    assert seen == [[".lock", ".partial"]]

@@ -5,7 +5,6 @@ tests/parallel/check_loading.py has ranks of MPI.
 
 import re
 import threading
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,13 +15,10 @@ from hypothesis import strategies as st
 from candle_p1.data import _csvkernel as kernel
 from candle_p1.data import cooperative
 from candle_p1.data.cooperative import read_together
-from candle_p1.data.loading import Loading
 from candle_p1.data.read_ahead import ReadAhead
-from candle_p1.data.shared import try_directories
-from candle_p1.data.source import Source, open_together
+from candle_p1.data.source import Loading, Source
 from candle_p1.data.table import CsvLayout
 from candle_p1.distributed.comm import SerialCommunicator
-from candle_p1.distributed.shared_file import NoRoomError
 from candle_p1.errors import CandleError, DataError
 from tools.simulated import SimulatedJob
 
@@ -170,13 +166,8 @@ def test_a_read_that_fails_is_an_error_that_names_the_file(path):
                 raise OSError(5, "Input/output error")
             super().read(into, start)
 
-    @contextmanager
-    def open_broken(path, comm):
-        with open_together(path, comm) as source:
-            yield Broken(**vars(source))
-
     with pytest.raises(CandleError, match=r"table.csv: the file cannot be read: Input/output"):
-        read_by_job(path, CsvLayout(), 3, block_bytes=20, open_source=open_broken)
+        read_by_job(path, CsvLayout(), 3, block_bytes=20, source=Broken)
 
 
 MANY_SHORT = "1,2,3,4,5,6\n" * 3 + "1\n" * 500
@@ -203,11 +194,3 @@ def test_the_shortest_possible_rows_fit(path):
     path.write_text(",,,,,\n" * 99 + ",,,,,")
     table = read_together(path, CsvLayout(missing=("",)), Loading(block_bytes=100))
     assert table.values.shape == (100, 6)
-
-
-def test_no_space_in_memory_and_on_disk_is_an_error():
-    def refuse(directory):
-        raise NoRoomError("no room", directory)
-
-    with pytest.raises(DataError, match=r"/dev/shm.*TMPDIR"):
-        try_directories(refuse, SerialCommunicator(), None)

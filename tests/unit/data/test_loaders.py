@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from candle_p1.data import loaders, source
 from candle_p1.data.loaders import FRAME_READERS
-from candle_p1.data.loading import Loading
+from candle_p1.data.source import Loading
 from candle_p1.data.table import CsvLayout, Table, TextColumn
 from candle_p1.errors import DataError, ParameterError
 

@@ -1,21 +1,42 @@
-"""Reading ahead, with sources whose reads wait for events; nothing depends on their duration."""
+"""The blocks of plain and of compressed tables, with sources that wait for events, not for time."""
 
 import errno
+import gzip
+import sys
 import threading
 from collections import defaultdict
+from functools import partial
 from itertools import count
 from pathlib import Path
 
+import numpy as np
+import pyarrow
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from candle_p1.data.read_ahead import NUM_BUFFERS, ReadAhead
-from candle_p1.data.source import Source
+from candle_p1.data import read_ahead
+from candle_p1.data.cache import list_caches
+from candle_p1.data.cooperative import read_together
+from candle_p1.data.loaders import read_table
+from candle_p1.data.read_ahead import NUM_BUFFERS, ReadAhead, TextStream
+from candle_p1.data.source import BLOCK_BYTES, CacheSettings, Loading, Source, open_together
+from candle_p1.data.table import CsvLayout
+from candle_p1.distributed.comm import SerialCommunicator
+from candle_p1.errors import DataError
 from candle_p1.instrument import reading
+from tools.simulated import SimulatedJob
 
 LIMIT_S = 60
 """How long a test waits for an event before it fails."""
+compress_gzip = partial(gzip.compress, mtime=0)  # names of tests contain the bytes
+compress_zstd = partial(pyarrow.compress, codec="zstd", asbytes=True)
+SKIPPED = b"\x50\x2a\x4d\x18\4\0\0\0abcd"
+"""A frame of zstd without content, as several threads write first and seekable files last."""
+PACKS = {
+    "gz": lambda parts: b"".join(map(compress_gzip, parts)) + bytes(9),  # as padded on tapes
+    "zst": lambda parts: SKIPPED + b"".join(map(compress_zstd, parts)) + SKIPPED,
+}
 
 
 class Bytes(Source):
@@ -87,3 +108,147 @@ def test_a_block_that_cannot_be_read_has_an_error_and_other_errors_are_raised():
         assert str(ahead.take().error) == "table.csv: the file cannot be read: Input/output error"
         with pytest.raises(ZeroDivisionError):
             ahead.take()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return tmp_path_factory.mktemp("table") / "table"
+
+
+@st.composite
+def packed(draw):
+    """Rows, the bytes of a compressed file of them, and in how many members it has these."""
+    row = st.tuples(st.integers(-(10**9), 10**9), st.decimals(-100, 100, places=5))
+    rows = draw(st.lists(row, min_size=1, max_size=30))
+    newline = draw(st.sampled_from(["\n", "\r\n"]))
+    text = newline.join(f"{a},{b}" for a, b in rows) + newline * draw(st.booleans())
+    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=4)))  # equal ones: empty
+    bounds = zip([0, *cuts], [*cuts, None], strict=True)
+    parts = [text.encode()[first:last] for first, last in bounds]
+    return rows, PACKS[draw(st.sampled_from(list(PACKS)))](parts), len(parts)
+
+
+def read_by_job(path, num_ranks, ranks_per_node, block_bytes, num_threads):
+    """Returns the values that each rank reads, or its error."""
+
+    def read(comm):
+        try:
+            loading = Loading(comm=comm, block_bytes=block_bytes, num_threads=num_threads)
+            return read_together(path, CsvLayout(), loading).values.tobytes()
+        except DataError as error:
+            return str(error)
+
+    return SimulatedJob(num_ranks, ranks_per_node).run(read)
+
+
+JOBS = st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(8, 300), st.integers(1, 3))
+
+
+@settings(max_examples=25)
+@given(JOBS, packed(), st.data())
+def test_every_job_reads_what_the_text_says_and_damage_is_an_error_of_all(path, job, table, data):
+    rows, packed, num_parts = table
+    path.write_bytes(packed)
+    whole = np.array([[float(a), float(b)] for a, b in rows], np.float32).tobytes()
+    assert read_by_job(path, *job) == [whole] * job[0]
+    content = bytearray(packed)
+    place = data.draw(st.integers(4, len(content) - 1))
+    if data.draw(st.booleans()):
+        content[place] ^= data.draw(st.integers(1, 255))
+    else:
+        del content[place:]
+    path.write_bytes(content)
+    first, *others = read_by_job(path, *job)
+    assert others == [first] * len(others)
+    # pyarrow adds no digest, and a file may be cut between members. Bytes that say when a file
+    # was made, or that pad it, do not matter.
+    if packed.startswith(b"\x1f\x8b") and num_parts == 1:
+        assert first == whole or f"{path}: the file is damaged" in str(first), first
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("a.gz", b"1,2\n", "the file is not compressed by gzip, but its name ends with .gz"),
+        ("a.zst", compress_gzip(b"1,2\n"), "the file is not compressed by zstd, but"),
+        ("a.gz", compress_gzip(b"1,2\n") + b"3,4\n", "gzip -t"),
+        ("a.gz", compress_gzip(b"1,2\n" * 99 + b"1,x"), "line 100, column 2: the field 'x'"),
+        ("a.gz", compress_gzip(b"1,2\n" * 99 + b"1"), "the file ends within this line"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_all_ranks(tmp_path, name, content, problem):
+    (tmp_path / name).write_bytes(content)
+    errors = read_by_job(tmp_path / name, 3, 2, 32, 1)
+    assert errors == [errors[0]] * 3
+    assert str(tmp_path / name) in errors[0]
+    assert problem in errors[0]
+
+
+def test_a_text_that_grows_too_much_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("candle_p1.data.source.MOST_BYTES", 100_000)
+    path = tmp_path / "table.csv.gz"
+    path.write_bytes(compress_gzip(b"1,2\n" * 30_000))
+    with pytest.raises(DataError, match=f"{path}: its text is longer than 100000 bytes"):
+        read_together(path, CsvLayout(), Loading(block_bytes=1000))
+
+
+def test_libraries_that_decompress_may_be_missing(path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "isal", None)
+    path.write_bytes(compress_gzip(b"1,2\n" * 1000))
+    assert read_together(path, CsvLayout()).values.tolist() == [[1, 2]] * 1000
+    path.write_bytes(PACKS["zst"]([b"1,2\n"]))
+    with pytest.raises(DataError, match=r"reading .zst needs pyarrow.*candle-p1\[readers\]"):
+        read_together(path, CsvLayout())
+
+
+def test_no_more_than_the_slots_is_decompressed_ahead(path):
+    """A rank that takes no block keeps two in memory, however long the text is."""
+    path.write_bytes(compress_gzip(b"1,2\n" * 100_000))
+    asked, go_on = [], threading.Event()
+    with open_together(path, SerialCommunicator()) as source:
+        stream = TextStream(source, 0, 1000, 0, Loading())
+
+        class Waits(threading.Event):
+            def wait(self, timeout=None):
+                asked.append(int(stream._numbers[read_ahead.NUM_READY]))
+                go_on.set()
+                return super().wait(timeout)
+
+        stream._stopped = Waits()
+        with stream:
+            assert go_on.wait(LIMIT_S)
+            memory = bytearray(1000)
+            for start in range(0, 5000, 1000):
+                stream.read(memoryview(memory), start)
+                assert bytes(memory) == b"1,2\n" * 250
+    assert max(asked) <= 5 + read_ahead.NUM_SLOTS
+    assert asked[0] == read_ahead.NUM_SLOTS
+
+
+def test_progress_and_the_log_tell_what_is_read_of_the_file(tmp_path):
+    path = tmp_path / "table.csv.gz"
+    numbers = np.random.default_rng(0).random((10_000, 10))
+    path.write_bytes(compress_gzip("\n".join(",".join(map(str, row)) for row in numbers).encode()))
+    size, shown, log = path.stat().st_size, [], reading.ReadLog()
+    assert size > BLOCK_BYTES // 2
+    loading = Loading(block_bytes=1 << 20, progress=lambda *facts: shown.append(facts))
+    with reading.active(log):
+        read_together(path, CsvLayout(), loading)
+    assert sum(read.num_bytes for read in log.reads) == size
+    assert {(name, total) for name, _, total in shown} == {("table.csv.gz", size)}
+    done = [num_bytes for _, num_bytes, _ in shown]
+    assert done == sorted(done)
+    assert done[-1] == size
+
+
+def test_a_cache_of_a_compressed_file_is_rebuilt_when_that_changes(tmp_path):
+    path, notes = tmp_path / "table.csv.gz", []
+    loading = Loading("cached", cache=CacheSettings(tmp_path / "cache"), notify=notes.append)
+    for value, num_notes in ((2, 0), (2, 0), (3, 1)):
+        if num_notes or not path.exists():
+            path.write_bytes(compress_gzip(f"1,{value}\n".encode()))
+        assert read_table(path, loading).values.tolist() == [[1, value]]
+        assert len(notes) == num_notes
+        (cache,) = list_caches(tmp_path / "cache")
+        assert (cache.source["path"], cache.problem) == (str(path), None)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from candle_p1.data.reader import FileSet, Reader, describe_together
-from candle_p1.datasets.registry import file_status
+from candle_p1.datasets.fetch import file_status
 from candle_p1.datasets.synthetic import SyntheticFile, SyntheticRecipe, make
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import DataError

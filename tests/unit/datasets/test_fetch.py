@@ -13,7 +13,8 @@ from candle_p1 import cli
 from candle_p1.benchmark import find_benchmark
 from candle_p1.cli import data
 from candle_p1.data.reader import file_sha256
-from candle_p1.datasets import registry
+from candle_p1.datasets import fetch as fetching
+from candle_p1.datasets import synthetic
 from candle_p1.datasets.download import Download, without_password
 from candle_p1.datasets.fetch import FetchedFile
 from candle_p1.datasets.synthetic import ensure
@@ -35,7 +36,7 @@ def test_a_file_is_downloaded_recorded_and_not_downloaded_again(serve, get, monk
     assert recorded == facts | {"time": recorded["time"]}
     assert get.left() == {NAME, "fetched.json"}
     assert get.progress[-1] == (NAME, len(CONTENT), len(CONTENT))
-    monkeypatch.setattr(registry.filelock, "FileLock", None)  # it need not be writable
+    monkeypatch.setattr(synthetic.filelock, "FileLock", None)  # it need not be writable
     assert [each.source for each in get(server.url)] == [None]
     assert len(server.requests) == 1
 
@@ -137,7 +138,7 @@ def known(monkeypatch):
     """Publishes the sum of a.csv, and that of b.csv."""
     contents = {NAME: CONTENT, "b.csv": OTHER}
     sums = {name: {"bytes": len(c), "sha256": sha256(c)} for name, c in contents.items()}
-    monkeypatch.setattr(registry, "published_sums", lambda: {"known": sums})
+    monkeypatch.setattr(fetching, "published_sums", lambda: {"known": sums})
 
 
 def test_a_file_with_a_wrong_checksum_is_removed_and_good_files_stay(serve, get, known):
@@ -174,7 +175,7 @@ def test_a_file_copied_by_hand_is_checked_and_left_alone(get, known):
     (get.directory / NAME).write_bytes(b"mine")
     with pytest.raises(DataError, match=sha256(b"mine")):
         get("http://127.0.0.1:1", benchmark="known")
-    assert registry.file_status("known", NAME, get.directory)["state"] == "wrong size"
+    assert fetching.file_status("known", NAME, get.directory)["state"] == "wrong size"
     assert get("http://127.0.0.1:1")[0].sha256 == sha256(b"mine")
 
 

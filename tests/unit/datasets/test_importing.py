@@ -11,7 +11,7 @@ import pytest
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.directory import Importable, imported_facts
 from candle_p1.data.loaders import read_table
-from candle_p1.data.loading import Loading
+from candle_p1.data.source import Loading
 from candle_p1.data.table import CsvLayout
 from candle_p1.datasets.importing import (
     Imported,

@@ -4,21 +4,26 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 
 from candle_p1.data.directory import MANIFEST_NAME, Manifest, synthetic_facts
-from candle_p1.datasets.synthetic import SyntheticFile, SyntheticRecipe, ensure, make
+from candle_p1.datasets.synthetic import SyntheticFile, SyntheticRecipe, ensure, format_rows, make
 from candle_p1.errors import DataError, ParameterError
 
 
 class Tiny(SyntheticRecipe):
     name, version, roles = "tiny", 1, {"train": "a.csv", "test": "b.csv"}
 
-    def __init__(self):
-        self.num_made = 0
+    def __init__(self, wait_s=0):
+        self.num_made, self.wait_s = 0, wait_s
 
     def files(self, size, seed):
         self.num_made += 1
+        time.sleep(self.wait_s)
         text = f"{size},{seed}\n".encode()
         return [SyntheticFile(name, 8, iter([text, text])) for name in self.roles.values()]
 
@@ -58,22 +63,17 @@ def test_a_damaged_manifest_is_ignored(tmp_path, text):
 
 def test_a_data_set_is_made_once_and_made_again_when_damaged(tmp_path, monkeypatch):
     monkeypatch.setenv("CANDLE_DATA_DIR", str(tmp_path / "cache"))
-    recipe = Tiny()
+    recipe = Tiny(wait_s=0.2)
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(ensure, recipe, "small", 1) for _ in range(4)]
     manifest = ensure(recipe, "small", 1)
-    assert ensure(recipe, "small", 1) == manifest
+    assert all(job.result() == manifest for job in jobs)
     assert recipe.num_made == 1
     (manifest.directory / "a.csv").write_text("cut")
     assert ensure(recipe, "small", 1) == manifest
     assert recipe.num_made == 2
     assert ensure(recipe, "small", 2).directory != manifest.directory
     assert tmp_path / "cache" in manifest.directory.parents
-
-
-def test_other_files_are_never_overwritten(tmp_path):
-    (tmp_path / "a.csv").write_text("precious\n")
-    with pytest.raises(DataError, match=r"a\.csv.*--out"):
-        make(Tiny(), "small", tmp_path, 1)
-    assert (tmp_path / "a.csv").read_text() == "precious\n"
 
 
 def test_an_interrupted_write_leaves_nothing_behind(tmp_path):
@@ -92,22 +92,47 @@ def test_an_interrupted_write_leaves_nothing_behind(tmp_path):
     assert make(Tiny(), "small", tmp_path, 1).whole
 
 
-def test_an_unwritable_directory_and_an_unknown_size_are_errors(tmp_path):
-    (tmp_path / "file").write_text("")
+def test_other_files_unwritable_directories_and_unknown_sizes_are_errors(tmp_path):
+    (tmp_path / "a.csv").write_text("precious\n")
+    with pytest.raises(DataError, match=r"a\.csv.*--out"):
+        make(Tiny(), "small", tmp_path, 1)
+    assert (tmp_path / "a.csv").read_text() == "precious\n"
     with pytest.raises(DataError, match="CANDLE_DATA_DIR"):
-        make(Tiny(), "small", tmp_path / "file/below", 1)
+        make(Tiny(), "small", tmp_path / "a.csv/below", 1)
     with pytest.raises(ParameterError, match="medium"):
         make(Tiny(), "medium", tmp_path, 1)
 
 
-def test_only_one_of_several_jobs_makes_the_data(tmp_path):
-    class Slow(Tiny):
-        def files(self, size, seed):
-            time.sleep(0.2)
-            return super().files(size, seed)
+@st.composite
+def tables(draw):
+    decimals = draw(st.integers(0, 6))
+    number = st.integers(-(2**31), 2**31).map(lambda scaled: scaled / 10**decimals)
+    shape = array_shapes(min_dims=2, max_dims=2, max_side=6)
+    return decimals, draw(arrays(np.float64, shape, elements=number | st.just(np.nan)))
 
-    recipe = Slow()
-    with ThreadPoolExecutor(4) as pool:
-        jobs = [pool.submit(make, recipe, "small", tmp_path, 1) for _ in range(4)]
-    assert all(job.result().whole for job in jobs)
-    assert recipe.num_made == 1
+
+def as_python_does(value, decimals, strip_zeros):
+    if np.isnan(value):
+        return "na"
+    text = f"{value:.{decimals}f}"
+    if strip_zeros and "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return "0" + text[2:] if float(text) == 0 and text.startswith("-") else text
+
+
+@given(tables(), st.booleans(), st.sampled_from([",", "\t"]), st.booleans())
+def test_rows_are_formatted_as_python_does(table, strip_zeros, separator, with_prefix):
+    decimals, values = table
+    prefixes = [f"row {i}" * with_prefix for i in range(len(values))]
+    options = {"decimals": decimals, "separator": separator.encode(), "strip_zeros": strip_zeros}
+    text = format_rows([p.encode() for p in prefixes], values, missing=b"na", **options)
+    expected = [
+        separator.join([p] * with_prefix + [as_python_does(v, decimals, strip_zeros) for v in row])
+        for p, row in zip(prefixes, values, strict=True)
+    ]
+    assert text.decode().splitlines() == expected
+
+
+def test_a_value_that_is_too_large_is_an_error():
+    with pytest.raises(ValueError, match="5000"):
+        format_rows([b""], np.array([[5000.0]]), decimals=6)

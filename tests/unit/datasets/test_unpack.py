@@ -103,8 +103,8 @@ def test_archives_are_unpacked_into_their_directory(directory, monkeypatch):
     assert names_in(directory) == {"a.tgz", "c.zip", "sub", "sub/a.csv", "b.csv", "d", "d/c.csv"}
 
 
-def test_missing_files_are_unpacked_again_and_different_files_are_not_replaced(directory):
-    archive = pack(directory / "a.tar.gz", ("a.csv", b"1"), ("b.csv", b"2"))
+def test_missing_files_are_unpacked_again_and_different_ones_or_links_are_kept(directory, tmp_path):
+    archive = pack(directory / "a.tar.gz", ("a.csv", b"1"), ("b.csv", b"2"), ("sub/c.csv", b"3"))
     unpack(archive)
     (directory / "a.csv").unlink()
     unpack(archive)
@@ -115,13 +115,11 @@ def test_missing_files_are_unpacked_again_and_different_files_are_not_replaced(d
         unpack(archive)
     assert not (directory / "a.csv").exists()
     assert (directory / "b.csv").read_bytes() == b"3"
-
-
-def test_an_existing_link_is_not_followed_out_of_the_directory(directory, tmp_path):
+    (directory / "b.csv").unlink()
+    shutil.rmtree(directory / "sub")
     (tmp_path / "elsewhere").mkdir()
     (directory / "sub").symlink_to(tmp_path / "elsewhere")
-    archive = pack(directory / "a.tar.gz", ("sub/a.csv", b"1"))
-    with pytest.raises(DataError, match=r"sub/a\.csv"):
+    with pytest.raises(DataError, match=r"sub/c\.csv"):
         unpack(archive)
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
@@ -164,7 +162,8 @@ def pax(text):
     return header("x", len(text), tarfile.XHDTYPE) + text + bytes(-len(text) % 512)
 
 
-EMPTY, END = header("a", 0), bytes(1024)
+EMPTY, END, LONG = header("a", 0), bytes(1024), bytes(1 << 20)
+TOO_LONG = ("XHDTYPE", "XGLTYPE", "GNUTYPE_LONGNAME")
 HOSTILE = [
     [header("a", -5), END],  # a size below zero
     [header("a", 10_000_000), END],  # beyond the archive's end
@@ -175,25 +174,20 @@ HOSTILE = [
     [EMPTY, b"x" * 512, END],  # content instead of a header
     [EMPTY, END, b"x" * 512],  # more after the end
     [pax(b"22 GNU.sparse.map=0,x\n22 GNU.sparse.size=99\n"), EMPTY, END],
+    # Larger headers than any archive has, which are not read.
+    *([header("x", 1 << 40, getattr(tarfile, kind)), LONG] for kind in TOO_LONG),
 ]
 
 
 @pytest.mark.parametrize("blocks", HOSTILE)
-def test_a_hostile_tar_is_one_message(directory, blocks):
+def test_a_hostile_tar_is_one_message(directory, blocks, monkeypatch):
+    if blocks[-1] is LONG:
+        monkeypatch.setattr(unpacking._TarStream, "left_bytes", 1 << 20)
     archive = directory / "a.tar.gz"
     archive.write_bytes(gzip.compress(b"".join(blocks), 1))
-    with pytest.raises(DataError, match=r"a\.tar\.gz"):
+    with pytest.raises(DataError, match=r"a\.tar\.gz.*" + "headers" * (blocks[-1] is LONG)):
         unpack(archive)
     assert names_in(directory) == {"a.tar.gz"}
-
-
-def test_headers_larger_than_any_archive_has_are_not_read(directory, monkeypatch):
-    monkeypatch.setattr(unpacking._TarStream, "left_bytes", 1 << 20)
-    for kind in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME):
-        archive = directory / "a.tar.gz"
-        archive.write_bytes(gzip.compress(header("x", 1 << 40, kind) + bytes(1 << 20), 1))
-        with pytest.raises(ArchiveError, match="headers"):
-            unpack(archive)
 
 
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.zip"])
