@@ -20,14 +20,7 @@ from numpy.typing import NDArray
 from candle_p1.data.directory import data_directory, sha256_of_all, synthetic_facts
 from candle_p1.data.loaders import read_table
 from candle_p1.data.shared import agree_on_sharing, sharers
-from candle_p1.data.source import (
-    GIB,
-    TOGETHER,
-    CacheSettings,
-    Loading,
-    file_state,
-    open_together,
-)
+from candle_p1.data.source import GIB, TOGETHER, CacheSettings, Loading, file_state, open_together
 from candle_p1.data.table import CsvLayout, Table
 from candle_p1.distributed.comm import Communicator, SerialCommunicator
 from candle_p1.errors import DataError, SetupError

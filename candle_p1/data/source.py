@@ -21,13 +21,7 @@ from typing import IO, Any, NamedTuple
 import xxhash
 
 from candle_p1.data.directory import data_directory
-from candle_p1.data.table import (
-    FORMATS,
-    CsvLayout,
-    check_first_line,
-    check_format,
-    check_header,
-)
+from candle_p1.data.table import FORMATS, CsvLayout, check_first_line, check_format, check_header
 from candle_p1.distributed.comm import Communicator, SerialCommunicator, agree
 from candle_p1.errors import CandleError, DataError
 from candle_p1.instrument.reading import ReadLog

@@ -84,38 +84,6 @@ class Content(NamedTuple):
     is_across: bool | None = None
 
 
-def read_delimited(path: Path, form: TextForm, is_text: IsText) -> Content:
-    """Returns the table in a text file, compressed or not.
-
-    Args:
-        path: The file.
-        form: What is known of it.
-        is_text: Called with the place and the name of a column: whether it is text even if it holds
-            numbers.
-
-    Raises:
-        DataError: The file is no such table, or can be read in several ways.
-        OSError: It cannot be read; a decompressor may raise its own errors.
-    """
-    return _Delimited(path, _text_in(path), form, is_text).read()
-
-
-def _text_in(path: Path) -> bytes:
-    openers: dict[str, Callable[[Path], Any]] = {".bz2": bz2.open, ".xz": lzma.open}
-    if path.suffix.lower() in openers:
-        with openers[path.suffix.lower()](path) as packed:
-            text: bytes = packed.read()
-    else:
-        with open_together(path, SerialCommunicator()) as source, source.text() as stream:
-            source.check_suffix()
-            text = stream.read()
-            source.check()
-    text = text.removeprefix(BYTE_ORDER_MARK)
-    if any(line.count(b'"') % 2 for line in io.BytesIO(text)):
-        text = QUOTED_CELL.sub(lambda cell: LINE_BREAK.sub(JOINT.encode(), cell[0]), text)
-    return text
-
-
 class Row(NamedTuple):
     """A row: the number of its line in the file, where that begins in the text, and its cells."""
 
@@ -125,16 +93,28 @@ class Row(NamedTuple):
 
 
 @dataclass
-class _Delimited:
-    """A table, without the comments above it."""
+class Delimited:
+    """The table in a text file, compressed or not.
+
+    Attributes:
+        path: The file.
+        form: What is known of it.
+        is_text: Called with the place and the name of a column: whether it is text even if it holds
+            numbers.
+    """
 
     path: Path
-    text: bytes
     form: TextForm
     is_text: IsText
 
     def read(self) -> Content:
-        """Returns the table; see `read_delimited`."""
+        """Returns the table, without the comments above it.
+
+        Raises:
+            DataError: The file is no such table, or can be read in several ways.
+            OSError: It cannot be read; a decompressor may raise its own errors.
+        """
+        self.text = self._whole_text()
         (header_rows, name_row, decimal), rows = self.form, self._first_rows()
         num_headers = header_rows or self._num_headers([row.cells for row in rows])
         if not 1 <= name_row <= num_headers:
@@ -159,6 +139,21 @@ class _Delimited:
         text = dict(zip(texts, words, strict=True))
         is_across = True if self._is_gct else None
         return Content(pd.DataFrame(values, columns=numbers), text, notes, is_across)
+
+    def _whole_text(self) -> bytes:
+        openers: dict[str, Callable[[Path], Any]] = {".bz2": bz2.open, ".xz": lzma.open}
+        if opener := openers.get(self.path.suffix.lower()):
+            with opener(self.path) as packed:
+                text: bytes = packed.read()
+        else:
+            with open_together(self.path, SerialCommunicator()) as source, source.text() as stream:
+                source.check_suffix()
+                text = stream.read()
+                source.check()
+        text = text.removeprefix(BYTE_ORDER_MARK)
+        if any(line.count(b'"') % 2 for line in io.BytesIO(text)):
+            text = QUOTED_CELL.sub(lambda cell: LINE_BREAK.sub(JOINT.encode(), cell[0]), text)
+        return text
 
     def _error(self, problem: str, line: int = 0, column: int | None = None) -> DataError:
         return DataError(problem, self.path, line or self._begin, column)

@@ -18,14 +18,7 @@ from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from candle_p1.data.names import ENSEMBL, without_version
 from candle_p1.data.table import repeated
-from candle_p1.datasets.delimited import (
-    MISSING,
-    NUMBER,
-    Content,
-    IsText,
-    TextForm,
-    read_delimited,
-)
+from candle_p1.datasets.delimited import MISSING, NUMBER, Content, Delimited, IsText, TextForm
 from candle_p1.errors import DataError
 from candle_p1.text import examples
 
@@ -131,14 +124,14 @@ def read_cohort(
 
 
 def read_content(path: Path, form: TextForm, is_text: IsText) -> Content:
-    """Returns the table in a file, whose format its name tells; see `read_delimited`."""
+    """Returns the table in a file, whose format its name tells; see `Delimited`."""
     suffix = path.suffix.lower()
     try:
         if suffix in SHEETS:
             problem = "this is a spreadsheet: save its sheet as CSV (UTF-8) and import that"
             raise DataError(problem, path)
         if suffix not in FRAMES:
-            return read_delimited(path, form, is_text)
+            return Delimited(path, form, is_text).read()
         read, extra = FRAMES[suffix]
         try:
             frame = read(path)

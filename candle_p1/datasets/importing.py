@@ -23,12 +23,7 @@ from candle_p1.data.directory import IMPORT_NAME, Importable
 from candle_p1.data.folds import divisions, kinds_of_groups
 from candle_p1.data.table import CsvLayout
 from candle_p1.datasets.delimited import TextForm
-from candle_p1.datasets.foreign import (
-    Cohort,
-    SampleOptions,
-    read_cohort,
-    read_content,
-)
+from candle_p1.datasets.foreign import Cohort, SampleOptions, read_cohort, read_content
 from candle_p1.datasets.synthetic import (
     MAX_SCALED,
     Progress,
@@ -131,13 +126,19 @@ def understand_samples(
         )
     if options.labels is not None and (options.label or options.group) is None:
         raise ParameterError("--labels needs --label COLUMN or --group COLUMN")
-    train = _with_label(read_cohort(table, options))
+
+    def read(path: Path) -> Cohort:
+        samples = read_cohort(path, options)
+        label = samples.about.get("label", UNKNOWN)
+        return replace(samples, about=samples.about.assign(label=label))
+
+    train = read(table)
     _refuse_leak(train)
     notes = [*train.notes]
     if test_table is None:
         train, test = _split(train, options)
     else:
-        test = _beside(_with_label(read_cohort(test_table, options)), train)
+        test = _beside(read(test_table), train)
         notes += [f"{test_table.name}: {note}" for note in test.notes]
     fill = partial(_filled, how=options.missing, means=train.frame.mean(), path=table)
     values = {"train": fill(train.frame), "test": fill(test.frame)}
@@ -145,8 +146,14 @@ def understand_samples(
     if num_filled and options.missing == "mean":
         notes.append(f"{num_filled:,} missing values are filled in by mean")
     labels = {"train": train.about["label"], "test": test.about["label"]}
+
     # Where files name the classes, the benchmark numbers them in the order of their names.
-    classes = sorted(labels["train"].unique(), key=None if layout.header else _as_number)
+    # Where it numbers them, their names may be numbers, which come first, in their order.
+    def order(name: str) -> tuple[float, str]:
+        is_number = not layout.header and name.replace(".", "", 1).isdecimal()
+        return float(name) if is_number else float("inf"), name
+
+    classes = sorted(labels["train"].unique(), key=order)
     if unknown := sorted(set(labels["test"]).difference(classes)):
         raise DataError(f"no training sample has the class {examples(unknown)}", test.path)
     if importable.needs_labels and len(classes) < 2:
@@ -191,12 +198,6 @@ def understand_samples(
     return Imported(target, parts, facts, sources, options, notes)
 
 
-def _with_label(samples: Cohort) -> Cohort:
-    if "label" in samples.about:
-        return samples
-    return replace(samples, about=samples.about.assign(label=UNKNOWN))
-
-
 def _refuse_leak(samples: Cohort) -> None:
     """Raises DataError if a feature is the class in disguise: constant in each, but apart."""
     of_classes = samples.frame.groupby(samples.about["label"])
@@ -207,12 +208,6 @@ def _refuse_leak(samples: Cohort) -> None:
         raise DataError(
             f"{names} reveals the class of every sample: omit it with --drop", samples.path
         )
-
-
-def _as_number(name: str) -> tuple[float, str]:
-    """Sorts numbers as numbers, before other names."""
-    is_number = name.replace(".", "", 1).isdecimal()
-    return float(name) if is_number else float("inf"), name
 
 
 def _filled(

@@ -74,19 +74,18 @@ def test_a_download_that_cannot_be_resumed_starts_from_zero(serve, get, then, as
     assert server.header("If-Range") == asked_for
 
 
-def test_the_bytes_of_another_url_are_not_resumed(serve, get):
-    server = get.interrupted(serve, file(OTHER))
-    get(f"{server.url}/mirror")
-    assert get.content() == OTHER
-    assert server.header("Range") == [None, None]
-
-
-def test_a_complete_partial_file_is_finished(serve, get):
+def test_a_complete_partial_file_is_finished_and_that_of_another_url_is_not_used(serve, get):
     server = get.interrupted(serve, file())
     (get.directory / f".{NAME}.partial").write_bytes(CONTENT)
     get(server.url)
     assert get.content() == CONTENT
     assert server.header("Range") == [None, f"bytes={len(CONTENT) - 1}-"]
+    (get.directory / NAME).unlink()
+    (get.directory / "fetched.json").unlink()
+    server = get.interrupted(serve, file(OTHER))
+    get(f"{server.url}/mirror")
+    assert get.content() == OTHER
+    assert server.header("Range") == [None, None]
 
 
 def test_retries_end_when_no_attempt_brings_new_bytes(serve, get):
@@ -127,12 +126,6 @@ def test_temporary_errors_are_retried_after_a_wait(serve, get, status, retry_aft
     assert get.waits == waits_s
 
 
-def test_a_redirect_is_followed(serve, get):
-    there = reply(b"", status="302 Found", Location="/elsewhere/a.csv")
-    get(serve(file(), paths={f"/{NAME}": [there]}).url)
-    assert get.content() == CONTENT
-
-
 @pytest.fixture
 def known(monkeypatch):
     """Publishes the sum of a.csv, and that of b.csv."""
@@ -159,8 +152,9 @@ def test_a_file_spliced_by_a_faulty_server_is_removed(serve, get, known):
     assert get.left() == set()
 
 
-def test_later_downloads_must_match_the_first(serve, get):
-    server = serve(file(), file(OTHER), file())
+def test_a_redirect_is_followed_and_later_downloads_must_match_the_first(serve, get):
+    there = reply(b"", status="302 Found", Location="/elsewhere/a.csv")
+    server = serve(file(), file(OTHER), file(), paths={f"/{NAME}": [there]})
     get(server.url)
     (get.directory / NAME).unlink()
     with pytest.raises(DataError, match=r"fetched\.json"):
@@ -277,79 +271,47 @@ def test_a_bad_option_is_one_message(environment, monkeypatch, capsys, options):
     assert len(re.findall("^error: ", capsys.readouterr().err, flags=re.MULTILINE | re.I)) == 1
 
 
-BENCHMARK = """
-from candle_p1.benchmark import Benchmark
-
-class Fake(Benchmark):
-    name = "fake"
-    title = "A benchmark with files"
-    files = {"train": "train_data", "test": "test_data"}
-    load_data = preprocess = build_model = None
-
-BENCHMARK = Fake()
-"""
-
-
-@pytest.fixture
-def server(serve):
-    return serve(paths={f"/{NAME}": [file()], "/b.csv": [file(OTHER)]})
-
-
-@pytest.fixture
-def fake(environment, tmp_path, monkeypatch, server):
-    """A benchmark elsewhere, whose files are on the server and data in tmp_path/cache."""
-    folder = tmp_path / "benchmarks" / "fake"
-    folder.mkdir(parents=True)
-    (folder / "fake.py").write_text(BENCHMARK)
-    (folder / "fake_default_model.txt").write_text(
-        "[Global_Params]\nmodel_name = 'fake'\n"
-        f"data_url = '{server.url}'\ntrain_data = 'a.csv'\ntest_data = 'b.csv'\n"
-        "loss = 'mse'\noptimizer = 'sgd'\nmetrics = 'mse'\nepochs = 1\nbatch_size = 1\n"
-    )
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setenv("CANDLE_BENCHMARKS_PATH", str(folder.parent))
-    monkeypatch.setenv("CANDLE_DATA_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "fake"
-
-
 def invoke(*words):
     words = ["data", *map(str, words)]
     return CliRunner().invoke(cli.cli, words, catch_exceptions=False).stdout
 
 
-def test_commands_show_what_is_there_and_what_they_do(fake, server, monkeypatch):
-    def info(*words):
-        return json.loads(invoke("info", *words, "--json", "-"))["benchmarks"][0]
+def info(*words):
+    return json.loads(invoke("info", "nt3", *words, "--json", "-"))["benchmarks"][0]
 
-    server.paths["/b.csv"] = [file(drop=CUT)]
+
+def test_commands_show_what_is_there_and_what_they_do(environment, serve, tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("CANDLE_DATA_DIR", str(tmp_path / "cache"))
+    train_name, test_name = "nt_train2.csv", "nt_test2.csv"
+    answers = {f"/{train_name}": [file()], f"/{test_name}": [file(OTHER, drop=CUT), file(OTHER)]}
+    server, directory = serve(paths=answers), tmp_path / "cache" / "nt3"
+    fetch = ("fetch", "nt3", "--data_url", server.url)
     with pytest.raises(DataError):
-        invoke("fetch", "fake", "--retries", 0)
-    found = info("fake")
+        invoke(*fetch, "--retries", 0)
+    found = info()
     train, test = found["files"]
-    assert (train["role"], train["name"], train["state"]) == ("train", NAME, "real")
+    assert (train["role"], train["name"], train["state"]) == ("train", train_name, "real")
     assert (train["sha256"], train["sha256_source"]) == (sha256(CONTENT), "recorded")
     assert (test["state"], test["file_bytes"], test["sha256"]) == ("absent", None, None)
     assert 0 < test["partial_bytes"] <= CUT
-    assert (found["data_url"], found["directory"]) == (server.url, str(fake))
-    assert (found["fetch"], found["make"]) == ("candle-p1 data fetch fake", None)
-    server.paths["/b.csv"] = [file()]
-    shown = invoke("fetch", "fake")
-    for words in ("was there already", "downloading b.csv, 0.2 MiB", "downloaded from"):
+    assert (found["fetch"], found["directory"]) == ("candle-p1 data fetch nt3", str(directory))
+    shown = invoke(*fetch)
+    for words in ("was there already", f"downloading {test_name}, 0.2 MiB", "downloaded from"):
         assert shown.count(words) == 1
-    assert shown.splitlines()[-1] == f"train on them: candle-p1 run fake --data_dir {fake}"
-    assert invoke("fetch", "fake").count("was there already") == 2
-    (fake / "b.csv").unlink()
+    assert shown.splitlines()[-1] == f"train on them: candle-p1 run nt3 --data_dir {directory}"
+    assert invoke(*fetch).count("was there already") == 2
+    (directory / test_name).unlink()
     made = ensure(find_benchmark("nt3").recipe, "small", 7)
-    assert "fake" in data.list_benchmarks()
-    monkeypatch.setattr(data, "list_benchmarks", lambda: ["fake", "nt3"])
+    monkeypatch.setattr(data, "list_benchmarks", lambda: ["nt3"])
     shown = invoke("info")
     for words in (
-        *("A benchmark with files", f"in {fake}\n", server.url, "real", "absent"),
+        *(f"in {directory}\n", found["data_url"], "real", "absent"),
         f"synthetic, small, seed 7: {made.directory}\n",
         "candle-p1 data make nt3 --size full --out DIR",
     ):
         assert words in shown
-    found = info("nt3", "--data_dir", made.directory)
+    found = info("--data_dir", made.directory)
     assert {each["state"] for each in found["files"]} == {"synthetic"}
     assert found["fetch"] == f"candle-p1 data fetch nt3 --out {made.directory}"
 
