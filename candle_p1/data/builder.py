@@ -62,7 +62,8 @@ class TableBuilder:
         self, source: Source, layout: CsvLayout, head: Head, comm: Communicator, directory: Path
     ) -> None:
         self.source, self.layout, self.head, self._comm = source, layout, head, comm
-        self.is_text = head.is_text(layout)
+        self.is_text = [name in layout.text_columns for name in head.names]
+        self.is_text = self.is_text or [False] * head.num_columns  # without a header
         num_text = sum(self.is_text)
         self._names: list[dict[bytes, int]] = [{} for _ in range(num_text)]
         # The rows that this rank has parsed: for each column of text and code, its value's index.
@@ -147,9 +148,10 @@ class TableBuilder:
         """
         comm = self._comm
 
-        def sort(of_ranks: list[list[bytes]]) -> list[str]:
+        def sort(of_ranks: list[list[bytes]] | None) -> list[str]:
+            everyones = {name for names in of_ranks or () for name in names}
             try:
-                return sorted(name.decode() for name in set().union(*of_ranks))
+                return sorted(name.decode() for name in everyones)
             except UnicodeDecodeError as error:
                 raise DataError(f"its text is not UTF-8: {error}", self.source.path) from error
 

@@ -106,7 +106,13 @@ class Cases:
         elif params["folds"]:
             validation = test
         else:
-            num = num_validation(len(train.rows), params["val_split"])
+            num_cases, fraction = len(train.rows), params["val_split"]
+            num = int(num_cases * (fraction or 0))
+            if not 0 < num < num_cases:
+                raise ParameterError(
+                    f"val_split {fraction} leaves {num} of {num_cases} training cases for"
+                    f" validation and {num_cases - num} for training; choose a fraction such as 0.1"
+                )
             order = np.roll(train.rows, num) if validates_on_last else train.rows
             validation = replace(train, rows=order[:num])
             train = replace(train, rows=order[num:])
@@ -146,21 +152,6 @@ class Cases:
     def one_hot(self, y: NDArray[np.int64]) -> NDArray[np.float32]:
         """Returns the one-hot encoding of types, float32, shape (cases, types)."""
         return np.eye(len(self.types), dtype=np.float32)[y]
-
-
-def num_validation(num_cases: int, fraction: float | None) -> int:
-    """Returns how many training cases are used for validation.
-
-    Raises:
-        ParameterError: There would be none, or none left to train on.
-    """
-    num = int(num_cases * (fraction or 0))
-    if not 0 < num < num_cases:
-        raise ParameterError(
-            f"val_split {fraction} leaves {num} of {num_cases} training cases for validation and"
-            f" {num_cases - num} for training; choose a fraction such as 0.1"
-        )
-    return num
 
 
 def _check_names(train: Table, other: Table, reader: Reader, role: str, uses_types: bool) -> None:

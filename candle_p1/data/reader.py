@@ -31,8 +31,8 @@ from candle_p1.records.rank_stats import Seconds
 from candle_p1.records.types import NameMatch
 
 Content = TypeVar("Content")
-_UNREADABLE = (OSError, ValueError, KeyError, EOFError, csv.Error, zipfile.BadZipFile)
-_UNREADABLE += (pickle.UnpicklingError,)
+_BROKEN = (csv.Error, zipfile.BadZipFile, pickle.UnpicklingError)
+_UNREADABLE = (OSError, ValueError, KeyError, EOFError, *_BROKEN)
 """What functions that read files raise if a file is not what they expect."""
 
 
@@ -196,7 +196,11 @@ class Reader:
         for role, path in self.files.paths.items():
             sha256 = states = None
             with suppress(OSError):  # it may be gone
-                sha256 = self.files.sha256.get(role) or _sha256(path)
+                sha256 = self.files.sha256.get(role) or (
+                    sha256_of_all({each.name: file_sha256(each) for each in files_at(path)})
+                    if path.is_dir()
+                    else file_sha256(path)
+                )
                 states = _states(path)
             if states != self.files.states[role]:
                 sha256 = None
@@ -282,12 +286,6 @@ def loading(
 
 def _states(path: Path) -> list[tuple[int, int, int]]:
     return [file_state(each.stat()) for each in files_at(path)]
-
-
-def _sha256(path: Path) -> str:
-    if path.is_dir():
-        return sha256_of_all({each.name: file_sha256(each) for each in files_at(path)})
-    return file_sha256(path)
 
 
 def file_sha256(path: Path) -> str:

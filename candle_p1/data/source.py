@@ -35,14 +35,6 @@ BLANK_BYTES = 64
 MOST_BYTES = 1 << 40
 """A compressed text that is longer is refused: address space is reserved for what it may hold."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-KINDS = {
-    stat.S_IFDIR: "a directory",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFSOCK: "a socket",
-}
-"""What a path can lead to instead of a regular file."""
 
 
 def _open_gzip(file: IO[bytes]) -> Any:
@@ -104,11 +96,6 @@ class Head(NamedTuple):
     num_columns: int
     first_byte: int
     num_blank: int
-
-    def is_text(self, layout: CsvLayout) -> list[bool]:
-        """Returns whether each column is text."""
-        named = [name in layout.text_columns for name in self.names]
-        return named + [False] * (self.num_columns - len(named))
 
 
 @dataclass
@@ -193,20 +180,17 @@ class Source:
                     raise DataError("the file has no rows", path)
         except OSError as error:
             raise unreadable(path, error) from error
-        start, line, number = (
-            start + len(whole) - len(line),
-            line.removesuffix(b"\n"),
-            num_blank + 1,
-        )
+        start += len(whole) - len(line)
+        line, number = line.removesuffix(b"\n"), num_blank + 1
         check_first_line(line.decode(errors="replace"), layout, path, number)
         fields: list[str] = []
         num_fields = line.count(layout.separator.encode()) + 1  # there may be millions
         if layout.header or b'"' in line:
-            content = line.removesuffix(b"\r")
-            if b"\r" in content or b"\0" in content:
+            text = line.removesuffix(b"\r")
+            if b"\r" in text or b"\0" in text:
                 raise DataError("the line has a carriage return or a NUL within it", path, number)
             try:
-                fields = next(csv.reader([content.decode()], delimiter=layout.separator))
+                fields = next(csv.reader([text.decode()], delimiter=layout.separator))
             except (UnicodeDecodeError, csv.Error) as error:
                 raise DataError(f"the line cannot be read: {error}", path, number) from error
             num_fields = len(fields)
@@ -374,8 +358,9 @@ def check_regular(path: Path) -> None:
     except OSError as error:
         raise unreadable(path, error) from error
     if kind != stat.S_IFREG:
+        kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
         raise DataError(
-            f"it is {KINDS.get(kind, 'not a regular file')}: copy the data to a regular file", path
+            f"it is {kinds.get(kind, 'a device')}: copy the data to a regular file", path
         )
 
 
