@@ -11,8 +11,7 @@ from pathlib import Path
 from candle_p1.benchmark import SCALING_MODES, Benchmark, JobSize, find_benchmark, list_benchmarks
 from candle_p1.cluster import machine as machines
 from candle_p1.cluster.job import JobOptions, JobRequest, job_flags
-from candle_p1.cluster.layout import Layout
-from candle_p1.cluster.machine import Machine, load_machine
+from candle_p1.cluster.machine import Layout, Machine, load_machine
 from candle_p1.scaling import share_epochs
 from candle_p1.text import count
 

@@ -1,4 +1,4 @@
-"""The command line, ``candle-p1 COMMAND``: one file per command, which only parses and calls."""
+"""The command line, ``candle-p1 COMMAND``: its modules only parse and call."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from candle_p1.cli.base import Group
 from candle_p1.errors import EXIT_CODE, CandleError
 from candle_p1.text import print_error
 
-COMMANDS = [
-    "run", "submit", "study", "show", "report", "compare", "model", "forecast", "timeline", "data",
-    "predict", "evaluate", "bench", "published", "doctor",
-]  # fmt: skip
+COMMANDS = {
+    "run": "run", "submit": "submit", "study": "study", "show": "results", "report": "results",
+    "compare": "results", "model": "results", "forecast": "results", "timeline": "timeline",
+    "data": "data", "predict": "networks", "evaluate": "networks", "bench": "bench",
+    "published": "results", "doctor": "run",
+}  # fmt: skip
+"""The module of each command, which is imported only when it is needed."""
 
 
 class _Commands(Group):
-    """Imports the module of a command only when it is needed."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return COMMANDS
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"candle_p1.cli.{cmd_name}")
-        command: click.Command = module.command
+        module = importlib.import_module(f"candle_p1.cli.{COMMANDS[cmd_name]}")
+        command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from candle_p1.reports.frame import Runs
     from candle_p1.training.screen import Screen
 
+PATH = click.Path(path_type=Path)
+DIRECTORY = click.Path(file_okay=False, path_type=Path)
 STDOUT = Path("-")
 _STDOUT_KEY = f"{__name__}.stdout"
 
@@ -46,42 +49,47 @@ class NumberList(click.ParamType):  # type: ignore[type-arg]
         return list(dict.fromkeys(numbers))
 
 
+def together(*options: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a decorator that adds some options to a command, in this order."""
+    return lambda command: functools.reduce(lambda made, add: add(made), options[::-1], command)
+
+
+def option(flags: str, text: str, kind: Any = None, *, name: str = "", **more: Any) -> Any:
+    """Returns an option with one flag or several; a list is of words to choose from."""
+    kind = click.Choice(kind) if isinstance(kind, (list, tuple)) else kind
+    return click.option(*flags.split(), *name.split(), type=kind, help=text, **more)
+
+
 def number_option(
-    flag: str, name: str, text: str, default: int | None = None, least: int = 1, most: Any = None
-) -> Callable[..., Any]:
+    flags: str, text: str, default: int | None = None, least: int = 1, most: Any = None, **more: Any
+) -> Any:
     """Returns an option that takes an integer."""
-    return click.option(flag, name, type=click.IntRange(least, most), default=default, help=text)
+    return option(flags, text, click.IntRange(least, most), default=default, **more)
 
 
-def file_option(
-    flag: str, name: str, text: str, *others: str, allow_dash: bool = False, required: bool = False
-) -> Callable[..., Any]:
-    """Returns an option that takes a file to write, in a directory where this is possible.
-
-    `others` are further flags for it.
-    """
+def file_option(flags: str, text: str, *, allow_dash: bool = False, **more: Any) -> Any:
+    """Returns an option that takes a file to write, in a directory where this is possible."""
 
     def check(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
         if allow_dash and path == STDOUT:
             context.meta[_STDOUT_KEY] = sys.stdout
             context.with_resource(redirect_stdout(sys.stderr))
         elif path and not os.access(path.absolute().parent, os.W_OK):
+            flag = flags.split()[0]
             raise ParameterError(f"{flag} {path}: the directory does not exist or is read-only")
         return path
 
     kind = click.Path(dir_okay=False, allow_dash=allow_dash, path_type=Path)
-    return click.option(
-        flag, *others, name, type=kind, callback=check, help=text, required=required
-    )
+    return option(flags, text, kind, callback=check, **more)
 
 
-def json_option(what: str = "all results") -> Callable[..., Any]:
+def json_option(what: str = "all results") -> Any:
     """Returns the option --json, whose value `write_json` takes.
 
     If it is "-", everything else that the command prints goes to standard error.
     """
     text = f"Write {what} to this file; - is standard output."
-    return file_option("--json", "json_file", text, allow_dash=True)
+    return file_option("--json", text, name="json_file", allow_dash=True)
 
 
 def as_json(content: Any) -> str:
@@ -273,10 +281,6 @@ complete_loaders = _completing("bench.load", "METHODS", "", listed=True)
 
 benchmark_argument = click.argument("benchmark", shell_complete=complete_benchmark)
 flags_argument = click.argument(
-    "flags",
-    metavar="[FLAGS]...",
-    nargs=-1,
-    type=click.UNPROCESSED,
-    shell_complete=complete_flags,
+    "flags", metavar="[FLAGS]...", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_flags
 )
 """The flags of the benchmark."""

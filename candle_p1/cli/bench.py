@@ -14,21 +14,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 import candle_p1.bench
-from candle_p1.cli.base import (
-    STDOUT,
-    BenchmarkCommand,
-    Command,
-    Group,
-    NumberList,
-    as_json,
-    benchmark_argument,
-    complete_benchmark,
-    complete_loaders,
-    file_option,
-    flags_argument,
-    json_option,
-    write_json,
-)
+from candle_p1.cli import base
 from candle_p1.cluster.process import Interrupted, signals_interrupt
 from candle_p1.errors import ParameterError
 from candle_p1.files import write_atomically
@@ -39,21 +25,20 @@ if TYPE_CHECKING:
     from candle_p1.bench.harness import Comparison
 
 MODULE, MAX_RANKS = "candle_p1.bench.", 1024
-COMPLETIONS = {"loaders": complete_loaders, "benchmarks": complete_benchmark}
+COMPLETIONS = {"loaders": base.complete_loaders, "benchmarks": base.complete_benchmark}
 DATA_OPTIONS = (
-    click.option(
-        "--size",
-        type=click.Choice(["small", "full"]),
-        help="Use synthetic files of this size (default: small).",
+    base.option("--size", "Use synthetic files of this size (default: small).", ["small", "full"]),
+    base.option("--data_dir", "Use CANDLE's files in this directory.", metavar="DIR"),
+)
+RESULT_OPTIONS = (
+    base.json_option(),
+    base.file_option(
+        "--markdown", "Write the tables, with date and machine, to this Markdown file."
     ),
-    click.option("--data_dir", metavar="DIR", help="Use CANDLE's files in this directory."),
-)
-MARKDOWN_OPTION = file_option(
-    "--markdown", "markdown", "Write the tables, with date and machine, to this Markdown file."
 )
 
 
-class Verbs(Group):
+class Verbs(base.Group):
     """Finds the verbs, which are the modules with a `VERB`; imports one only when it is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -74,7 +59,7 @@ def _is_verb(name: str) -> bool:
 
 
 @click.group("bench", cls=Verbs)
-def command() -> None:
+def bench_command() -> None:
     """Measure and compare: loaders, reading, steps, messages, checkpoints, start-up, GPUs."""
 
 
@@ -83,32 +68,25 @@ def verb_command(name: str, verb: type[Comparison]) -> click.Command:
     from candle_p1.bench.harness import BenchmarkComparison
 
     own = [_parameter(each) for each in dataclasses.fields(verb) if "help" in each.metadata]
-    options, kind, text = [*own, json_option(), MARKDOWN_OPTION], Command, verb.__doc__ or ""
+    options, kind, text = [*own, *RESULT_OPTIONS], base.Command, verb.__doc__ or ""
     if issubclass(verb, BenchmarkComparison):
-        options = [benchmark_argument, *DATA_OPTIONS, *options, flags_argument]
-        kind, text = (
-            BenchmarkCommand,
-            f"{text.rstrip()}\n\n    All other flags go to the benchmark.\n",
-        )
+        options = [base.benchmark_argument, *DATA_OPTIONS, *options, base.flags_argument]
+        kind = base.BenchmarkCommand
+        text = f"{text.rstrip()}\n\n    All other flags go to the benchmark.\n"
 
     def callback(json_file: Path | None, markdown: Path | None, **given: Any) -> None:
         if "flags" in given:
-            given["flags"] = _flags(**given)
-            del given["size"], given["data_dir"]
+            named = {f"--{name}": given.pop(name) for name in ("size", "data_dir")}
+            if all(named.values()):
+                raise ParameterError(
+                    "--size and --data_dir select different files: give only one of them"
+                )
+            words = [word for flag, value in named.items() if value for word in (flag, value)]
+            given["flags"] = [*words, *given["flags"]]
         _measure(verb(**given), json_file, markdown)
 
-    for option in reversed(options):
-        callback = option(callback)
-    return click.command(name, cls=kind, examples=verb.examples, help=text)(callback)
-
-
-def _flags(
-    size: str | None, data_dir: str | None, flags: tuple[str, ...], **rest: Any
-) -> list[str]:
-    if size and data_dir:
-        raise ParameterError("--size and --data_dir select different files: give only one of them")
-    named = {"--size": size, "--data_dir": data_dir}
-    return [*(word for flag, value in named.items() if value for word in (flag, value)), *flags]
+    command = click.command(name, cls=kind, examples=verb.examples, help=text)
+    return command(base.together(*options)(callback))
 
 
 def _parameter(field: dataclasses.Field[Any]) -> Callable[..., Any]:
@@ -117,7 +95,7 @@ def _parameter(field: dataclasses.Field[Any]) -> Callable[..., Any]:
     flag = more.pop("flag") or f"--{field.name}"
     more["shell_complete"] = COMPLETIONS.get(more.pop("complete", ""))
     if more.pop("is_file", False):
-        return file_option(flag, field.name, text)
+        return base.file_option(flag, text, name=field.name)
     if more.pop("is_directory", False):
         more["type"] = click.Path(exists=True, file_okay=False, writable=True)
     if more.pop("is_readable", False):
@@ -128,7 +106,7 @@ def _parameter(field: dataclasses.Field[Any]) -> Callable[..., Any]:
         is_real = any(isinstance(each, float) for each in (default, *within))
         more["type"] = (FiniteRange if is_real else click.IntRange)(*within)
     if more.pop("is_list", False):
-        more["type"] = NumberList(MAX_RANKS)
+        more["type"] = base.NumberList(MAX_RANKS)
     if choices := more.pop("choices", None):
         more["type"] = click.Choice(choices)
     more["is_flag"] = default is False
@@ -146,7 +124,7 @@ def _measure(comparison: Comparison, json_file: Path | None, markdown: Path | No
         return
     for part in comparison.render(report):
         screen.say(part)
-    write_json(json_file, report)
+    base.write_json(json_file, report)
     if markdown:
         write_atomically(markdown, comparison.markdown(report))
         screen.say(f"tables: {markdown}")
@@ -165,8 +143,8 @@ def _with_progress(comparison: Comparison, json_file: Path | None) -> Any:
 
             def on_result(line: str, report: Mapping[str, Any]) -> None:
                 bar.console.print(line, soft_wrap=True, highlight=False, markup=False)
-                if json_file and json_file != STDOUT:
-                    write_atomically(json_file, as_json(report))
+                if json_file and json_file != base.STDOUT:
+                    write_atomically(json_file, base.as_json(report))
 
             comparison.on_result = on_result
             return comparison.measure(on_start)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,7 @@ from typing import Any
 import click
 
 from candle_p1.benchmark import Benchmark, find_benchmark, list_benchmarks
-from candle_p1.cli.base import (
-    Command,
-    Group,
-    benchmark_argument,
-    complete_benchmark,
-    json_option,
-    number_option,
-    write_json,
-)
+from candle_p1.cli import base
 from candle_p1.data.cache import clear_caches, list_caches
 from candle_p1.data.source import CacheSettings
 from candle_p1.datasets.fetch import file_status
@@ -31,27 +23,23 @@ from candle_p1.text import count
 from candle_p1.training.screen import Screen
 
 MIB = 2**20
-PATH = click.Path(path_type=Path)
 DEFAULT = "by default the benchmark's own in the data directory ($CANDLE_DATA_DIR)"
 
 
-@click.group("data", cls=Group)
-def command() -> None:
+@click.group("data", cls=base.Group)
+def data_command() -> None:
     """Get data sets: import your own, download the published files, or make synthetic ones."""
 
 
-@command.command("make", cls=Command, examples=["candle-p1 data make nt3 --size small --out data"])
-@benchmark_argument
-@click.option(
-    "--size",
-    type=click.Choice(["full", "small"]),
-    default="full",
-    help="The published shape, or one with fewer features.",
+@data_command.command(
+    "make", cls=base.Command, examples=["candle-p1 data make nt3 --size small --out data"]
 )
-@click.option("--out", "directory", required=True, type=PATH, help="The directory to write to.")
-@number_option(
-    "--seed", "seed", "The same seed gives the same bytes.", 2019, least=0, most=MAX_SEED
+@base.benchmark_argument
+@base.option(
+    "--size", "The published shape, or one with fewer features.", ["full", "small"], default="full"
 )
+@base.option("--out", "The directory to write to.", base.PATH, name="directory", required=True)
+@base.number_option("--seed", "The same seed gives the same bytes.", 2019, least=0, most=MAX_SEED)
 def make_command(benchmark: str, size: str, directory: Path, seed: int) -> None:
     """Write synthetic files with BENCHMARK's published layout, for runs without the real ones."""
     recipe = find_benchmark(benchmark).recipe
@@ -65,33 +53,33 @@ def make_command(benchmark: str, size: str, directory: Path, seed: int) -> None:
         screen.say(f"{manifest.directory / name}: {mib:.1f} MiB, synthetic, seed {seed}")
 
 
-@command.command(
+@data_command.command(
     "fetch",
-    cls=Command,
+    cls=base.Command,
     examples=[
         "candle-p1 data fetch nt3",
         "candle-p1 data fetch nt3 --data_url file:///mirror/nt3 --out data",
     ],
 )
-@benchmark_argument
-@click.option("--out", "directory", type=PATH, help=f"The directory to write to; {DEFAULT}.")
-@click.option(
+@base.benchmark_argument
+@base.option("--out", f"The directory to write to; {DEFAULT}.", base.PATH, name="directory")
+@base.option(
     "--data_url",
-    help="The directory to download from instead of CANDLE's: https://..., http://... or file:///....",
+    "The directory to download from instead of CANDLE's: https://..., http://... or file:///....",
 )
-@number_option("--retries", "num_retries", "Maximum consecutive retries.", 4, least=0)
-@number_option(
+@base.number_option("--retries", "Maximum consecutive retries.", 4, name="num_retries", least=0)
+@base.number_option(
     "--min_rate",
-    "min_kib_per_s",
     "Retry a download that is slower than this over a minute, in KiB/s.",
     1,
     least=0,
+    name="min_kib_per_s",
 )
-@number_option(
+@base.number_option(
     "--unpack_limit",
-    "unpack_limit_gib",
     "Maximum size of what an archive unpacks to, in GiB; by default 1 GiB, or 100 times the size of"
     " the archive if that is more.",
+    name="unpack_limit_gib",
 )
 def fetch_command(
     benchmark: str,
@@ -139,55 +127,43 @@ def fetch_command(
 def _pairs(context: click.Context, option: click.Parameter, given: Sequence[str]) -> dict[str, str]:
     """Returns what options of the form KEY=VALUE say."""
     if wrong := [each for each in given if not all(each.partition("="))]:
-        raise click.BadParameter(f"{wrong[0]!r} is not of the form {option.metavar}")
+        raise click.BadParameter(f"{wrong[0]!r} is not of the form {base.option.metavar}")
     return dict(each.split("=", 1) for each in given)
 
 
-_TABLE_OPTIONS = (
-    click.option("--label", help="The column with the classes."),
-    click.option("--labels", type=PATH, help="Another table that has this column."),
-    click.option(
-        "--labels_id", help="The column of --labels with the samples' names; default: detected."
+table_options = base.together(
+    base.option("--label", "The column with the classes."),
+    base.option("--labels", "Another table that has this column.", base.PATH),
+    base.option(
+        "--labels_id", "The column of --labels with the samples' names; default: detected."
     ),
-    click.option(
-        "--id", "id_column", help="The column with the samples' names (transposed: the genes')."
+    base.option(
+        "--id", "The column with the samples' names (transposed: the genes').", name="id_column"
     ),
-    click.option(
-        "--transpose",
-        type=bool,
-        help="Whether columns are samples, instead of rows.",
-    ),
-    click.option("--drop", multiple=True, help="A column or gene to omit; may be repeated."),
-    click.option(
+    base.option("--transpose", "Whether columns are samples, instead of rows.", bool),
+    base.option("--drop", "A column or gene to omit; may be repeated.", multiple=True),
+    base.option(
         "--duplicates",
-        type=click.Choice(["error", "mean", "first"]),
+        "How to treat genes that occur more than once.",
+        ["error", "mean", "first"],
         default="error",
-        help="How to treat genes that occur more than once.",
     ),
-    click.option(
+    base.option(
         "--log2",
-        type=bool,
-        help="Whether to take log2(x + 1), for P1B3 of the cell lines' features; default: False, or"
-        " for new samples what the import did.",
+        "Whether to take log2(x + 1), for P1B3 of the cell lines' features; default: False, or for"
+        " new samples what the import did.",
+        bool,
     ),
-    number_option("--header_rows", "header_rows", "The number of header rows; default: detected."),
-    number_option("--name_row", "name_row", "The header row that has the genes' names.", 1),
-    click.option(
-        "--decimal", type=click.Choice([".", ","]), help="The decimal mark; default: detected."
-    ),
+    base.number_option("--header_rows", "The number of header rows; default: detected."),
+    base.number_option("--name_row", "The header row that has the genes' names.", 1),
+    base.option("--decimal", "The decimal mark; default: detected.", [".", ","]),
 )
+"""How to read a user's table."""
 
 
-def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command the options that say how to read a user's table."""
-    for option in reversed(_TABLE_OPTIONS):
-        command = option(command)
-    return command
-
-
-@command.command(
+@data_command.command(
     "import",
-    cls=Command,
+    cls=base.Command,
     examples=[
         "candle-p1 data import nt3 cohort.csv --label tissue --out own",
         "candle-p1 data import p1b2 counts.tsv.gz --transpose True --labels clinical.tsv"
@@ -196,50 +172,50 @@ def table_options(command: Callable[..., Any]) -> Callable[..., Any]:
         " --features descriptors=drugs.csv --column GROWTH=viability --out own",
     ],
 )
-@benchmark_argument
-@click.argument("table", type=PATH)
-@click.option("--out", "directory", required=True, type=PATH, help="The directory to write to.")
-@click.option("--test_table", type=PATH, help="Another table, with the samples to test on.")
-@click.option(
+@base.benchmark_argument
+@click.argument("table", type=base.PATH)
+@base.option("--out", "The directory to write to.", base.PATH, name="directory", required=True)
+@base.option("--test_table", "Another table, with the samples to test on.", base.PATH)
+@base.option(
     "--test_fraction",
-    type=FiniteRange(0, 1, min_open=True, max_open=True),
+    "Without --test_table, the share of each class to test on.",
+    FiniteRange(0, 1, min_open=True, max_open=True),
     default=0.2,
-    help="Without --test_table, the share of each class to test on.",
 )
-@click.option(
-    "--group", help="The column, such as patients, whose values are kept on one side of the split."
+@base.option(
+    "--group", "The column, such as patients, whose values are kept on one side of the split."
 )
-@number_option("--seed", "seed", "The seed of the split.", 2019, least=0, most=MAX_SEED)
-@click.option(
+@base.number_option("--seed", "The seed of the split.", 2019, least=0, most=MAX_SEED)
+@base.option(
     "--missing",
-    type=click.Choice(["error", "zero", "mean"]),
-    help="How to treat missing values: by default as an error, but P1B3 replaces them itself. The"
+    "How to treat missing values: by default as an error, but P1B3 replaces them itself. The"
     " mean is that of the gene's training samples.",
+    ["error", "zero", "mean"],
 )
-@click.option(
+@base.option(
     "--unlabelled",
-    type=click.Choice(["error", "drop"]),
+    "How to treat samples without a label, or incomplete responses.",
+    ["error", "drop"],
     default="error",
-    help="How to treat samples without a label, or incomplete responses.",
 )
 @table_options
-@click.option(
+@base.option(
     "--features",
+    "For P1B3, a table of features: expression, mirna, proteome, kinome, descriptors or latent;"
+    " may be repeated.",
     multiple=True,
     callback=_pairs,
     metavar="ROLE=FILE",
-    help="For P1B3, a table of features: expression, mirna, proteome, kinome, descriptors or"
-    " latent; may be repeated.",
 )
-@click.option(
+@base.option(
     "--column",
-    "columns",
+    "For P1B3, the name that NSC, CELLNAME, LOG_CONCENTRATION or GROWTH has in TABLE.",
+    name="columns",
     multiple=True,
     callback=_pairs,
     metavar="NAME=COLUMN",
-    help="For P1B3, the name that NSC, CELLNAME, LOG_CONCENTRATION or GROWTH has in TABLE.",
 )
-@click.option("--dry_run", is_flag=True, help="Only show how the tables are interpreted.")
+@base.option("--dry_run", "Only show how the tables are interpreted.", is_flag=True)
 def import_command(
     benchmark: str,
     table: Path,
@@ -293,28 +269,28 @@ def import_command(
     screen.say_command([*run, *imported.flags()], "train on them: ")
 
 
-@command.command("info", cls=Command, examples=["candle-p1 data info nt3"])
-@click.argument("benchmark", required=False, shell_complete=complete_benchmark)
-@click.option("--data_dir", "directory", type=PATH, help=f"The directory to look in; {DEFAULT}.")
-@json_option("the same, with complete checksums,")
+@data_command.command("info", cls=base.Command, examples=["candle-p1 data info nt3"])
+@click.argument("benchmark", required=False, shell_complete=base.complete_benchmark)
+@base.option("--data_dir", f"The directory to look in; {DEFAULT}.", base.PATH, name="directory")
+@base.json_option("the same, with complete checksums,")
 def info_command(benchmark: str | None, directory: Path | None, json_file: Path | None) -> None:
     """Show which files BENCHMARK (by default, each one) has, and how to get the missing ones."""
     names = [benchmark] if benchmark else list_benchmarks()
     found = [_info(find_benchmark(name), directory) for name in names]
     for info in found:
         _show(info)
-    write_json(json_file, {"benchmarks": found})
+    base.write_json(json_file, {"benchmarks": found})
 
 
-@command.command("cache", cls=Command, examples=["candle-p1 data cache --clear"])
-@click.option(
+@data_command.command("cache", cls=base.Command, examples=["candle-p1 data cache --clear"])
+@base.option(
     "--cache_dir",
-    "directory",
-    type=PATH,
-    help="The directory; by default cache/ in the data directory ($CANDLE_DATA_DIR).",
+    "The directory; by default cache/ in the data directory ($CANDLE_DATA_DIR).",
+    base.PATH,
+    name="directory",
 )
-@click.option("--clear", is_flag=True, help="Remove all of them.")
-@json_option("the list")
+@base.option("--clear", "Remove all of them.", is_flag=True)
+@base.json_option("the list")
 def cache_command(directory: Path | None, clear: bool, json_file: Path | None) -> None:
     """Show the tables that the loader `cached` has stored, or remove them."""
     path = CacheSettings(directory).path
@@ -330,7 +306,7 @@ def cache_command(directory: Path | None, clear: bool, json_file: Path | None) -
     where = "removed from" if clear else "in"
     screen.say(f"{count(len(caches), 'cached table')}, {total_mib:.1f} MiB, {where} {path}")
     shown = [asdict(cache) | {"path": str(cache.path)} for cache in caches]
-    write_json(json_file, {"caches": shown, "cleared": clear})
+    base.write_json(json_file, {"caches": shown, "cleared": clear})
 
 
 def _info(benchmark: Benchmark, directory: Path | None) -> dict[str, Any]:

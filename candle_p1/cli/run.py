@@ -1,4 +1,4 @@
-"""candle-p1 run: starts a benchmark on this machine."""
+"""Commands of this machine: run starts a benchmark, doctor examines the installation."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ import sys
 import click
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.cli.base import BenchmarkCommand, benchmark_argument, flags_argument, number_option
+from candle_p1.cli.base import (
+    BenchmarkCommand,
+    Command,
+    benchmark_argument,
+    flags_argument,
+    number_option,
+    option,
+)
 from candle_p1.cluster.launchers import on_this_machine
 from candle_p1.cluster.process import run_in_terminal
 from candle_p1.distributed.launch_environment import TERMINAL_VARIABLE, terminal, without_allocation
 from candle_p1.instrument.tensorboard import check_tensorboard
 from candle_p1.scaling import epochs_of_ranks
-from candle_p1.text import WIDTH_VARIABLE, columns
+from candle_p1.text import WIDTH_VARIABLE, columns, count
 from candle_p1.training.restart import may_restart
 from candle_p1.training.screen import Screen
 
@@ -25,10 +32,10 @@ from candle_p1.training.screen import Screen
     examples=["candle-p1 run nt3 --np 2 --epochs 16", "candle-p1 run nt3 -- --help"],
 )
 @benchmark_argument
-@number_option("--np", "num_ranks", "Number of ranks.", 1)
-@click.option("--dry_run", is_flag=True, help="Print the command line and start nothing.")
+@number_option("--np", "Number of ranks.", 1, name="num_ranks")
+@option("--dry_run", "Print the command line and start nothing.", is_flag=True)
 @flags_argument
-def command(benchmark: str, num_ranks: int, dry_run: bool, flags: tuple[str, ...]) -> None:
+def run_command(benchmark: str, num_ranks: int, dry_run: bool, flags: tuple[str, ...]) -> None:
     """Train BENCHMARK (a name, or the path of a folder) on this machine.
 
     All other flags go to the benchmark. To list them: candle-p1 run nt3 -- --help.
@@ -55,3 +62,17 @@ def command(benchmark: str, num_ranks: int, dry_run: bool, flags: tuple[str, ...
     if num_ranks > 1 and os.isatty(1):
         sys.exit(run_in_terminal(launch.command, environment))
     os.execvpe(launch.command[0], launch.command, environment)
+
+
+@click.command("doctor", cls=Command, examples=["candle-p1 doctor"])
+def doctor_command() -> None:
+    """Examine the installation; exit with code 1 if several ranks could not train together."""
+    from candle_p1.cluster import doctor
+
+    screen, findings = Screen(), []
+    for finding in doctor.examine():
+        findings.append(finding)
+        finding.show(screen)
+    num_problems = sum(finding.problem is not None for finding in findings)
+    screen.say(f"{count(num_problems, 'problem')} found" if num_problems else "no problems found")
+    sys.exit(any(finding.fatal for finding in findings))

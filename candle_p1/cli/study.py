@@ -11,15 +11,7 @@ from typing import Any
 
 import click
 
-from candle_p1.cli.base import (
-    BenchmarkCommand,
-    Command,
-    Group,
-    NumberList,
-    complete_study,
-    flags_argument,
-    number_option,
-)
+from candle_p1.cli import base
 from candle_p1.cluster.process import Interrupted
 from candle_p1.studies.display import duration, render_status, show_plan
 from candle_p1.studies.execute import execute_study
@@ -31,15 +23,14 @@ from candle_p1.training.screen import Screen
 OUTPUT = "output"
 """The directory for the results of studies, unless the user names another one."""
 
-_output = click.option(
-    "-o",
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
+_output = base.option(
+    "-o --output",
+    "Directory for results; those of a study go to STUDY-SIZE in it.",
+    base.DIRECTORY,
     default=OUTPUT,
-    help="Directory for results; those of a study go to STUDY-SIZE in it.",
 )
-_size = click.option(
-    "--size", help="Size of the study, such as small, files or paper; by default its first one."
+_size = base.option(
+    "--size", "Size of the study, such as small, files or paper; by default its first one."
 )
 
 
@@ -51,30 +42,24 @@ def _plan_options(function: Callable[..., None]) -> Callable[..., None]:
         choice = {field.name: options.pop(field.name) for field in fields(Choice)}
         function(make_plan(find_study(name), Choice(**choice), output), **options)
 
-    for option in (
-        flags_argument,
-        number_option("--seed", "seed", "Seed of the order of the runs.", least=0),
-        number_option(
-            "--repeats", "repeats", "Number of runs of each configuration.", most=MAX_RUNS
-        ),
-        number_option(
-            "--folds", "folds", "Cross-validation: number of folds.", least=2, most=MAX_RUNS
-        ),
-        click.option("--ranks", type=NumberList(), help="Numbers of ranks."),
-        _output,
+    return base.together(
+        click.argument("name", shell_complete=base.complete_study),
         _size,
-        click.argument("name", shell_complete=complete_study),
-    ):
-        command = option(command)
-    return command
+        _output,
+        base.option("--ranks", "Numbers of ranks.", base.NumberList()),
+        base.number_option("--folds", "Cross-validation: number of folds.", least=2, most=MAX_RUNS),
+        base.number_option("--repeats", "Number of runs of each configuration.", most=MAX_RUNS),
+        base.number_option("--seed", "Seed of the order of the runs.", least=0),
+        base.flags_argument,
+    )(command)
 
 
-@click.group("study", cls=Group)
-def command() -> None:
+@click.group("study", cls=base.Group)
+def study_command() -> None:
     """Run sweeps over ranks and parameters unattended, and resume them."""
 
 
-@command.command("list", cls=Command, examples=["candle-p1 study list"])
+@study_command.command("list", cls=base.Command, examples=["candle-p1 study list"])
 def list_command() -> None:
     """List the available studies, with the parts of the paper that they reproduce."""
     screen = Screen()
@@ -84,9 +69,9 @@ def list_command() -> None:
         screen.say(f"{name}: {study.title}{shows}; {', '.join(study.sizes)}")
 
 
-@command.command(
+@study_command.command(
     "show",
-    cls=BenchmarkCommand,
+    cls=base.BenchmarkCommand,
     examples=["candle-p1 study show strong-nt3", "candle-p1 study show weak-nt3 --ranks 1,2"],
 )
 @_plan_options
@@ -98,9 +83,9 @@ def show_command(plan: Plan) -> None:
     show_plan(plan, states_of(plan.runs), Screen())
 
 
-@command.command(
+@study_command.command(
     "run",
-    cls=BenchmarkCommand,
+    cls=base.BenchmarkCommand,
     examples=[
         "candle-p1 study run strong-nt3",
         "candle-p1 study run strong-nt3 --ranks 1,2 --data_dir DIR",
@@ -108,8 +93,8 @@ def show_command(plan: Plan) -> None:
     ],
 )
 @_plan_options
-@click.option("--dry_run", is_flag=True, help="Show the runs and start nothing.")
-@click.option("--retry_failed", is_flag=True, help="Repeat runs that failed earlier.")
+@base.option("--dry_run", "Show the runs and start nothing.", is_flag=True)
+@base.option("--retry_failed", "Repeat runs that failed earlier.", is_flag=True)
 def run_command(plan: Plan, dry_run: bool, retry_failed: bool) -> None:
     """Run study NAME (or FILE.toml) on this machine, or resume it.
 
@@ -137,8 +122,8 @@ def run_command(plan: Plan, dry_run: bool, retry_failed: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-@command.command("status", cls=Command, examples=["candle-p1 study status strong-nt3"])
-@click.argument("name", metavar="NAME|DIRECTORY", shell_complete=complete_study)
+@study_command.command("status", cls=base.Command, examples=["candle-p1 study status strong-nt3"])
+@click.argument("name", metavar="NAME|DIRECTORY", shell_complete=base.complete_study)
 @_size
 @_output
 def status_command(name: str, size: str | None, output: Path) -> None:

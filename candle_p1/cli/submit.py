@@ -12,21 +12,12 @@ from typing import Any
 import click
 
 from candle_p1.benchmark import SCALING_MODES, Benchmark, find_benchmark
-from candle_p1.cli.base import (
-    BenchmarkCommand,
-    NumberList,
-    benchmark_argument,
-    complete_machine,
-    complete_study,
-    flags_argument,
-    number_option,
-)
+from candle_p1.cli import base
 from candle_p1.cli.study import OUTPUT
 from candle_p1.cluster import submission
 from candle_p1.cluster.chain import CHAIN_NAME
 from candle_p1.cluster.job import JobOptions, JobRequest, find_image, job_flags
-from candle_p1.cluster.layout import Layout
-from candle_p1.cluster.machine import Machine, load_machine
+from candle_p1.cluster.machine import Layout, Machine, load_machine
 from candle_p1.cluster.schedulers import Scheduler
 from candle_p1.cluster.staging import StagedEnvironment
 from candle_p1.errors import ParameterError
@@ -42,7 +33,7 @@ from candle_p1.training.run_directory import run_directories
 from candle_p1.training.screen import Screen
 
 MAX_CHAIN = 100
-"""A longer chain is more likely a mistake than meant."""
+"""A longer chain is more likely a mistake than intended."""
 
 
 def _read_minutes(
@@ -50,13 +41,10 @@ def _read_minutes(
 ) -> int | None:
     if text is None:
         return None
-    parts = text.split(":")
-    if len(parts) > 3 or not all(re.fullmatch(r"\d{1,6}", part) for part in parts):
+    if not re.fullmatch(r"\d{1,6}(:\d{1,6}){0,2}", text):
         raise ParameterError(f"--time {text}: give minutes, H:MM or H:MM:SS")
-    if len(parts) == 1:
-        return int(parts[0])
-    hours, minutes, seconds = (int(part) for part in [*parts, "0"][:3])
-    return hours * 60 + minutes + (seconds > 0)
+    first, *rest = map(int, text.split(":"))
+    return first * 60 + rest[0] + any(rest[1:]) if rest else first
 
 
 def _read_nodes(context: click.Context, parameter: click.Parameter, text: str | None) -> list[str]:
@@ -66,110 +54,96 @@ def _read_nodes(context: click.Context, parameter: click.Parameter, text: str | 
 
 @click.command(
     "submit",
-    cls=BenchmarkCommand,
+    cls=base.BenchmarkCommand,
     examples=[
         "candle-p1 submit nt3 --machine slurm --nodes 2 --epochs 16",
         "candle-p1 submit nt3 --machine polaris --project P --dry_run",
         "candle-p1 submit nt3 --machine slurm --study strong-nt3",
     ],
 )
-@benchmark_argument
-@click.option(
+@base.benchmark_argument
+@base.option(
     "--machine",
-    "machine_name",
+    "Machine: summit, theta, frontier, perlmutter, polaris, aurora, slurm, pbs, local, or a file"
+    " that describes another one.",
+    name="machine_name",
     metavar="NAME|FILE.toml",
-    shell_complete=complete_machine,
+    shell_complete=base.complete_machine,
     required=True,
-    help="Machine: summit, theta, frontier, perlmutter, polaris, aurora, slurm, pbs, local, or a"
-    " file that describes another one.",
 )
-@number_option(
+@base.number_option(
     "--nodes",
-    "num_nodes",
-    "Number of nodes, 1 by default; a study's runs have as many as their ranks need.",
+    "Number of nodes; default: 1, or for a study's runs as many as their ranks need.",
+    name="num_nodes",
 )
-@number_option(
-    "--ranks_per_node", "ranks_per_node", "Ranks on each node; default: the machine's usual number."
-)
-@click.option(
+@base.number_option("--ranks_per_node", "Ranks on each node; default: the machine's usual number.")
+@base.option(
     "--time",
-    "minutes",
+    "Time limit of the job; default: the machine's, which is usually an hour.",
+    name="minutes",
     metavar="MINUTES|H:MM",
     callback=_read_minutes,
-    help="Time limit of the job; default: the machine's, which is usually an hour.",
 )
-@click.option("--project", envvar="CANDLE_P1_PROJECT", help="Project to charge the job to.")
-@click.option("--queue", help="Queue (Slurm: partition or QOS); default: the machine's.")
-@click.option(
+@base.option("--project", "Project to charge the job to.", envvar="CANDLE_P1_PROJECT")
+@base.option("--queue", "Queue (Slurm: partition or QOS); default: the machine's.")
+@base.option(
     "--mode",
-    type=click.Choice(SCALING_MODES),
-    help="Scaling as in the paper: the ranks share the benchmark's epochs (strong, the default), or"
+    "Scaling as in the paper: the ranks share the benchmark's epochs (strong, the default), or"
     " each rank trains 8 (weak).",
+    SCALING_MODES,
 )
-@click.option(
+@base.option(
     "--study",
+    "Submit a study's runs of this benchmark, each as a separate job, one after another.",
     metavar="NAME|FILE.toml",
-    shell_complete=complete_study,
-    help="Submit a study's runs of this benchmark, each as a separate job, one after another.",
+    shell_complete=base.complete_study,
 )
-@click.option(
-    "--study_size", default="paper", show_default=True, help="Size of the study, such as paper."
-)
-@number_option(
+@base.option("--study_size", "Size of the study.", default="paper")
+@base.number_option(
     "--at_once",
-    "at_once",
-    "How many jobs of a study may run at the same time; default: 1, in a job array all.",
+    "How many jobs of a study may run at the same time; default: 1, or all of a job array.",
 )
-@click.option(
-    "--study_output",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=OUTPUT,
-    show_default=True,
-    help="Directory for a study's results.",
+@base.option("--study_output", "Directory for a study's results.", base.DIRECTORY, default=OUTPUT)
+@base.option("--study_ranks", "Numbers of ranks of a study's runs.", base.NumberList())
+@base.number_option(
+    "--study_repeats", "Number of runs of each configuration of a study.", most=MAX_RUNS
 )
-@click.option("--study_ranks", type=NumberList(), help="Numbers of ranks of a study's runs.")
-@number_option(
-    "--study_repeats",
-    "study_repeats",
-    "Number of runs of each configuration of a study.",
-    most=MAX_RUNS,
-)
-@number_option(
+@base.number_option(
     "--chain",
-    "num_jobs",
     "Number of jobs to submit; each continues the run from its newest checkpoint after the previous"
-    " job has ended, until the run is complete. With --study, the most jobs for each run.",
+    " job has ended, until the run is complete. With --study, the maximum for each run.",
+    name="num_jobs",
     most=MAX_CHAIN,
 )
-@click.option(
+@base.option(
     "--array",
-    "as_array",
+    "Submit a study's runs of the same size as one job array (LSF, Slurm, PBS).",
+    name="as_array",
     is_flag=True,
-    help="Submit a study's runs of the same size as one job array (LSF, Slurm, PBS).",
 )
-@click.option(
+@base.option(
     "--exclude",
+    "Names of nodes that jobs must not use. PBS cannot exclude nodes: there, jobs request one"
+    " more for each, and leave these unused.",
     metavar="NODE,...",
     callback=_read_nodes,
-    help="Nodes that jobs must not use, by their names. PBS cannot exclude nodes: jobs then request"
-    " one more for each, and leave these unused.",
 )
-@click.option(
+@base.option(
     "--container",
+    "Run the ranks in a container: the file of an image, or a name that the machine's runtime"
+    " accepts.",
     metavar="IMAGE",
-    help="Run the ranks in a container: a file or another name of an image, as the machine's"
-    " runtime takes it.",
 )
-@click.option(
+@base.option(
     "--stage_env",
+    "Pack the virtual environment into one archive, which jobs copy to the local storage of each"
+    " node to start Python from it.",
     is_flag=True,
-    help="Pack the virtual environment into one archive now, which jobs copy to the storage of each"
-    " node, and start Python there.",
 )
-@click.option("--retry_failed", is_flag=True, help="Also submit a study's runs that failed.")
-@click.option("--dry_run", is_flag=True, help="Only print the script.")
-@flags_argument
-def command(
+@base.option("--retry_failed", "Also submit a study's runs that failed.", is_flag=True)
+@base.option("--dry_run", "Only print the script.", is_flag=True)
+@base.flags_argument
+def submit_command(
     benchmark: str, machine_name: str, study: str | None, flags: tuple[str, ...], **given: Any
 ) -> None:
     """Submit the training of BENCHMARK (a name or the path of a folder) as a batch job.
@@ -203,15 +177,14 @@ def command(
     )
     params = chosen.declaration.parse(flags, chosen.model_file)
     if params.origin("gpus").kind == "flag" and len(params["gpus"] or ()) == 1:
-        text = (
+        click.echo(
             f"warning: --gpus {params['gpus'][0]} is the index of the only GPU that ranks use on"
             " each node, not a number of GPUs: --ranks_per_node gives each rank its own, without"
-            " --gpus"
+            " --gpus",
+            err=True,
         )
-        click.echo(text, err=True)
     if study is None:
-        job, directory = _one_job(chosen, machine, options, flags, given)
-        _submit_one(job, directory, num_jobs, dry_run=dry_run)
+        _submit_one(*_one_job(chosen, machine, options, flags, given), num_jobs, dry_run=dry_run)
         return
     if given["num_nodes"] is not None or given["mode"] is not None:
         raise ParameterError(
@@ -222,8 +195,7 @@ def command(
     plan = make_plan(find_study(study), runs, output)
     if num_jobs is not None:
         plan = with_checkpoints(plan, output)
-    wanted = given["ranks_per_node"], given["minutes"]
-    jobs = StudyJobs(plan, machine, *wanted, options, num_jobs)
+    jobs = StudyJobs(plan, machine, given["ranks_per_node"], given["minutes"], options, num_jobs)
     _submit_study(jobs, chosen.name, given)
 
 
@@ -316,7 +288,7 @@ def _run_directory(name: str, params: ParameterSet) -> tuple[Path, list[str]]:
     if (directory / RECORD_NAME).exists() or submission.was_submitted(directory):
         raise ParameterError(
             f"{directory} already belongs to a run: choose another --run_id, --experiment_id or"
-            " --output_dir, or submit the script in it again to continue a run that has ended early"
+            " --output_dir, or resubmit the script in it to continue a run that ended early"
         )
     return directory, flags
 
@@ -324,7 +296,7 @@ def _run_directory(name: str, params: ParameterSet) -> tuple[Path, list[str]]:
 def _chain_note(scheduler: Scheduler, num_jobs: int) -> str:
     if not scheduler.wait:
         return f"run up to {num_jobs} times, one after the other, until the run is complete"
-    wait = shlex.join(option.format("JOB") for option in scheduler.wait)
+    wait = shlex.join(base.option.format("JOB") for base.option in scheduler.wait)
     return f"submitted {num_jobs} times, after the first with {wait}, where JOB is the previous one"
 
 
@@ -340,8 +312,8 @@ def _submit_study(jobs: StudyJobs, benchmark: str, given: Mapping[str, Any]) -> 
         names = ", ".join(state.run.name for state in under_way)
         screen.say(
             f"already submitted and not finished: {names}. To submit one of them again, move its"
-            " directory away. If its jobs have been cancelled, delete its job script and, of a"
-            f" chain, {CHAIN_NAME} there instead; the run is then continued, or repeated"
+            " directory away. If its jobs were cancelled, delete its job script (and"
+            f" {CHAIN_NAME}, if it is a chain) instead; the run is then continued, or repeated"
         )
     num_jobs = jobs.num_jobs or 1
     node_hours = sum(job.layout.num_nodes * job.minutes for _, job in due) * num_jobs / 60

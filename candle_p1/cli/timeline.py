@@ -10,41 +10,42 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from candle_p1.cli.base import Command, Group, json_option, write_json
+from candle_p1.cli.base import PATH, Command, Group, json_option, option, write_json
 from candle_p1.errors import ParameterError
 from candle_p1.text import count
 
 if TYPE_CHECKING:
-    from candle_p1.reports.timeline.summary import TimelineSummary
+    from candle_p1.reports.horovod_timeline import TimelineSummary
 
 MIB = 2**20
 SHOWN_TENSORS = 15
 TENSOR_KINDS = ("negotiate", "wait", "queue", "memcpy", "transfer")
-PATH = click.Path(path_type=Path)
 
 
 @click.group("timeline", cls=Group)
-def command() -> None:
+def timeline_command() -> None:
     """Read the timeline that Horovod writes when a run has --timeline.
 
     Tracing slows a run down, so times in it must not be compared with those of other runs.
     """
 
 
-@command.command("summary", cls=Command, examples=["candle-p1 timeline summary timeline.json"])
+@timeline_command.command(
+    "summary", cls=Command, examples=["candle-p1 timeline summary timeline.json"]
+)
 @click.argument("path", metavar="FILE", type=PATH)
 @json_option("the whole summary, with every tensor and step,")
-@click.option(
+@option(
     "--gradients",
-    help="A regular expression for the names of gradients, from which steps are found; by default"
+    "A regular expression for the names of gradients, from which steps are found; by default"
     " those that this package uses.",
 )
-@click.option(
+@option(
     "--record",
-    "record_path",
-    type=PATH,
-    help="The run.json of the run: the broadcast overhead then includes the waiting of the ranks"
+    "The run.json of the run: the broadcast overhead then includes the waiting of the ranks"
     " before they broadcast.",
+    PATH,
+    name="record_path",
 )
 def summary_command(
     path: Path, json_file: Path | None, gradients: str | None, record_path: Path | None
@@ -52,7 +53,7 @@ def summary_command(
     """Summarize the timeline FILE (or FILE.gz), of any size, complete or truncated."""
     from candle_p1.records.record import read_record
     from candle_p1.reports.frame import Run
-    from candle_p1.reports.timeline.summary import GRADIENT, summarize
+    from candle_p1.reports.horovod_timeline import GRADIENT, summarize
     from candle_p1.training.screen import Screen
 
     try:

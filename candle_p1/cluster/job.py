@@ -18,8 +18,7 @@ from typing import Any
 
 from candle_p1.benchmark import Benchmark
 from candle_p1.cluster.launchers import launch_argv
-from candle_p1.cluster.layout import Layout, fill_in
-from candle_p1.cluster.machine import Machine
+from candle_p1.cluster.machine import Layout, Machine, fill_in
 from candle_p1.cluster.schedulers import Scheduler, find_scheduler, warning_s
 from candle_p1.distributed.gpus import GPUS_VARIABLE
 from candle_p1.errors import ParameterError

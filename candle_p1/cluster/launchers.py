@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from candle_p1.cluster.layout import Layout, fill_in
+from candle_p1.cluster.machine import Layout, fill_in
 from candle_p1.distributed.launch_environment import (
     NOT_LAUNCHED,
     SINGLE_PROCESS_VARIABLE,

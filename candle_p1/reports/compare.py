@@ -17,21 +17,24 @@ import pandas as pd
 from candle_p1.errors import ParameterError
 from candle_p1.parameters.catalog import role_of
 from candle_p1.parameters.parameter import Role
-from candle_p1.reports import columns
+from candle_p1.reports import experiments as ex
 from candle_p1.reports import statistics as stat
-from candle_p1.reports.columns import Quantity, covered, energy_kinds, known
 from candle_p1.reports.experiments import (
     JIT,
     MIN_IN_RATIO,
     THREADS,
+    Quantity,
     by_value,
+    covered,
     describe,
+    energy_kinds,
+    known,
     timed,
     varying,
 )
 from candle_p1.reports.frame import ENGINE, HOROVOD, Run, load_frame
 from candle_p1.reports.render import ReportTable
-from candle_p1.reports.words import contents, listed
+from candle_p1.reports.statistics import contents, listed
 from candle_p1.text import count
 
 LOWER, HIGHER, SINGLE = "B is lower", "B is higher", "single run"
@@ -260,14 +263,14 @@ def _rows(a: pd.DataFrame, b: pd.DataFrame) -> list[Row]:
     """Returns total, phases in their order, further times, energies, and quality."""
     runs = load_frame([*a["run"], *b["run"]])
     phases = list(dict.fromkeys(name for run in runs["run"] for name in run.record.phases or ()))
-    measured = [columns.TOTAL, *map(columns.phase_time, phases), columns.BROADCAST, columns.WAIT]
-    measured += [columns.TRANSFER, columns.EPOCH, columns.SAMPLES, columns.COMMUNICATION]
+    measured = [ex.TOTAL, *map(ex.phase_time, phases), ex.BROADCAST, ex.WAIT]
+    measured += [ex.TRANSFER, ex.EPOCH, ex.SAMPLES, ex.COMMUNICATION]
     if len(covered(runs)) == 1:
         of_phases = (Quantity(f"energy_{name}_j", f"energy of {name}", "J") for name in phases)
-        measured += [replace(columns.ENERGY, title="energy of the run"), *of_phases]
-        measured.append(replace(columns.POWER, title="mean power of the run"))
-        pairs = columns.POWER_AND_ENERGY
-        measured += [columns.labelled(each, runs) for pair in pairs for each in pair]
+        measured += [replace(ex.ENERGY, title="energy of the run"), *of_phases]
+        measured.append(replace(ex.POWER, title="mean power of the run"))
+        pairs = ex.POWER_AND_ENERGY
+        measured += [ex.labelled(each, runs) for pair in pairs for each in pair]
 
     def row(quantity: Quantity, *, is_ratio: bool) -> Row:
         return Row(quantity, tuple(known(a, quantity)), tuple(known(b, quantity)), is_ratio)
@@ -275,7 +278,7 @@ def _rows(a: pd.DataFrame, b: pd.DataFrame) -> list[Row]:
     rows = [row(quantity, is_ratio=True) for quantity in measured]
     rows = [each for each in rows if any(each.a) or any(each.b)]
     figures = dict.fromkeys(name for names in runs["merits"] for name in names)
-    merits = [columns.quality_on_test(name) for name in figures if known(runs, f"test_{name}")]
+    merits = [ex.quality_on_test(name) for name in figures if known(runs, f"test_{name}")]
     return rows + [row(quantity, is_ratio=False) for quantity in merits]
 
 

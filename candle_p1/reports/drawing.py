@@ -10,8 +10,7 @@ from math import log2
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from candle_p1.figures import BLUE, GREEN, PURPLE, VERMILION, end_at_one
-from candle_p1.reports.statistics import Estimate
-from candle_p1.reports.words import contents
+from candle_p1.reports.statistics import Estimate, contents
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,13 +32,6 @@ LOG_FROM = 20
 
 MIN_SPAN = 0.1
 PLAIN_NUMBERS = "{x:,.12g}"
-SHADES = ("#F2F2F2", "#DDE7F0")
-"""The backgrounds of the phases of a run, in turn."""
-
-CHARACTER_INCHES = 0.065
-"""The width of a character of a small label, at most."""
-
-TITLE_CHARACTERS = 100
 MAX_TEXT = 200
 """The most characters of a label."""
 

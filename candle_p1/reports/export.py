@@ -21,7 +21,7 @@ import pandas as pd
 from candle_p1.reports.experiments import Experiment, Series
 from candle_p1.reports.frame import STRONG, WEAK, Run
 from candle_p1.reports.render import ReportTable
-from candle_p1.reports.words import contents, csv_text, file_name
+from candle_p1.reports.statistics import contents, csv_text, file_name
 
 TYPES = {
     "boolean": "boolean",

@@ -11,8 +11,7 @@ from candle_p1.modelling.laws import JobShape
 from candle_p1.modelling.paper import LoaderTimes, PaperInputs, paper_source
 from candle_p1.reports.experiments import MODES, group
 from candle_p1.reports.frame import STRONG, WEAK, Run
-from candle_p1.reports.model_page import Row, to_table
-from candle_p1.reports.modelled import fitted_words, model_experiment
+from candle_p1.reports.model_page import Row, fitted_words, model_experiment, to_table
 from candle_p1.reports.published import (
     ORIGINAL_LOADER,
     PAPER_LOADERS,
@@ -21,7 +20,7 @@ from candle_p1.reports.published import (
     published_loading,
 )
 from candle_p1.reports.render import ReportTable
-from candle_p1.reports.words import contents, listed, percent
+from candle_p1.reports.statistics import contents, listed, percent
 from candle_p1.text import count
 
 MACHINE = "Summit"

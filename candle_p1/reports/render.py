@@ -15,8 +15,7 @@ from candle_p1.errors import ParameterError
 from candle_p1.files import write_atomically
 from candle_p1.records.tables import as_cells, empty_table
 from candle_p1.reports.drawing import Drawing
-from candle_p1.reports.statistics import Estimate
-from candle_p1.reports.words import cell, contents, csv_text, number
+from candle_p1.reports.statistics import Estimate, cell, contents, csv_text, number
 
 if TYPE_CHECKING:
     from rich.table import Table

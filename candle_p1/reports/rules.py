@@ -15,14 +15,32 @@ from statistics import median
 
 import pandas as pd
 
-from candle_p1.reports import columns, quality, speed
-from candle_p1.reports.columns import ENERGY, TOTAL, Quantity, time_parts
-from candle_p1.reports.experiments import MIN_IN_RATIO, Experiment, Point, Series, describe
+from candle_p1.reports import experiments as ex
+from candle_p1.reports import gains
+from candle_p1.reports.experiments import (
+    ENERGY,
+    MIN_IN_RATIO,
+    TOTAL,
+    Experiment,
+    Point,
+    Quantity,
+    Series,
+    describe,
+    time_parts,
+)
 from candle_p1.reports.frame import BATCH, LOADING, STRONG, TRAINING, WAITING, MissingDataError, Run
+from candle_p1.reports.gains import Improvement, improvements
 from candle_p1.reports.published import published, published_epochs
-from candle_p1.reports.speed import Improvement, improvements
-from candle_p1.reports.statistics import Estimate, estimate_difference, estimate_ratio
-from candle_p1.reports.words import contents, interval, listed, number, percent
+from candle_p1.reports.statistics import (
+    Estimate,
+    contents,
+    estimate_difference,
+    estimate_ratio,
+    interval,
+    listed,
+    number,
+    percent,
+)
 from candle_p1.text import count
 
 MAX_SENTENCES = MAX_NAMES = 6
@@ -226,22 +244,22 @@ def _measured_gain(experiment: Experiment, series: Series) -> str:
 
 def _improvement(experiment: Experiment, *, quantity: Quantity, of_method: bool) -> Iterator[Claim]:
     if quantity is ENERGY:
-        parts = columns.covered(experiment.runs)
+        parts = ex.covered(experiment.runs)
         if not parts:
             raise MissingDataError("energy was not measured in any run")
         if len(parts) > 1:
             told = "; ".join(parts)
             raise MissingDataError(f"energies cover different parts of the machine: {told}")
-        quantity = columns.labelled(quantity, experiment.runs)
-    pairs = speed.pairs(experiment, {of_method})
+        quantity = ex.labelled(quantity, experiment.runs)
+    pairs = gains.pairs(experiment, {of_method})
     if not pairs:
-        raise MissingDataError(speed.NO_METHOD_PAIR if of_method else speed.NO_OTHER_PAIR)
-    gains = {pair: found for pair in pairs if (found := improvements(*pair, quantity))}
-    if not gains:
+        raise MissingDataError(gains.NO_METHOD_PAIR if of_method else gains.NO_OTHER_PAIR)
+    found_of = {pair: found for pair in pairs if (found := improvements(*pair, quantity))}
+    if not found_of:
         raise MissingDataError(
             f"the series to compare have no runs with {quantity.title} on the same number of ranks"
         )
-    for pair, found in gains.items():
+    for pair, found in found_of.items():
         sure = [each for each in found if each.percent.excludes(0)]
         alone = [each for each in sure or found if each.num_ranks]
         alone.sort(key=lambda each: each.percent.value)
@@ -256,9 +274,9 @@ def _batch_strategies(experiment: Experiment) -> Iterator[Claim]:
         raise MissingDataError("no runs differ in --batch_scaling")
     for num_ranks in experiment.rank_counts:
         if num_ranks > 1:
-            name = columns.merit(experiment.runs)
+            name = ex.merit(experiment.runs)
             if name and not experiment.limits:
-                yield from _first(experiment, num_ranks, columns.quality_on_test(name))
+                yield from _first(experiment, num_ranks, ex.quality_on_test(name))
             yield from _first(experiment, num_ranks, TOTAL)
 
 
@@ -267,7 +285,7 @@ def _first(experiment: Experiment, num_ranks: int, quantity: Quantity) -> Iterat
     is_time = quantity is TOTAL
     runs_of: dict[str, list[pd.DataFrame]] = defaultdict(list)
     for series in experiment.series:
-        settings = series.settings if is_time else quality.about_quality(series.settings)
+        settings = series.settings if is_time else gains.about_quality(series.settings)
         point = series.at(num_ranks)
         if point is not None:
             runs_of[series.name if is_time else describe(settings)].append(point.runs)
@@ -275,15 +293,15 @@ def _first(experiment: Experiment, num_ranks: int, quantity: Quantity) -> Iterat
     num_without = 0
     for name, frames in runs_of.items():
         runs = pd.concat(frames)
-        values = columns.known(runs, quantity)
+        values = ex.known(runs, quantity)
         num_without += len(runs) - len(values)
         values = [value for value in values if value > MIN_IN_RATIO]
-        values = values if is_time else quality.of_each_seed(runs, quantity)
+        values = values if is_time else gains.of_each_seed(runs, quantity)
         if values:
             ranking.append((median(values), name, values))
     if len(ranking) < 2:
         return
-    more = not is_time and columns.more_is_better(quantity.name.removeprefix("test_"))
+    more = not is_time and ex.more_is_better(quantity.name.removeprefix("test_"))
     ranking.sort(key=lambda each: each[0], reverse=more)
     (value, first, values_first), (next_value, second, values_second) = ranking[:2]
     if is_time:
@@ -304,12 +322,12 @@ def _epochs_needed(experiment: Experiment) -> Iterator[Claim]:
 
     Where the paper names no number, it is compared with that at the largest number of epochs.
     """
-    name = columns.merit(experiment.runs)
+    name = ex.merit(experiment.runs)
     if name is None:
-        raise MissingDataError(columns.NOT_EVALUATED)
+        raise MissingDataError(ex.NOT_EVALUATED)
     if experiment.limits:
         raise MissingDataError("the steps of the runs are limited")
-    diverged = columns.num_diverged(experiment.runs, name)
+    diverged = ex.num_diverged(experiment.runs, name)
     if diverged:
         raise MissingDataError(
             f"the models of {count(diverged, 'run')} diverged (their {name} is not a number),"
@@ -318,17 +336,17 @@ def _epochs_needed(experiment: Experiment) -> Iterator[Claim]:
     needed = published_epochs(experiment)
     missing = []
     trained: set[int] = set()
-    for quantity in columns.qualities(name):
-        for group in quality.epoch_groups(experiment, quantity):
+    for quantity in ex.qualities(name):
+        for group in gains.epoch_groups(experiment, quantity):
             label = f"{quantity.title} of {group.name}" if group.name else quantity.title
             enough = max(group.by_epochs) if needed is None else needed
-            drops = quality.accuracy_drops(group, enough, columns.more_is_better(name))
+            drops = gains.accuracy_drops(group, enough, ex.more_is_better(name))
             if not drops:
                 trained.update(group.by_epochs)
             elif not any(each.difference.is_confident for each in drops):
                 missing.append(f"{label}: too few runs for a 95 % interval")
             else:
-                more, below = columns.more_is_better(name), f"below {enough} epochs per rank"
+                more, below = ex.more_is_better(name), f"below {enough} epochs per rank"
                 is_sure, verdict = _verdict(drops, below, more, is_told=bool(needed))
                 yield is_sure, f"{label} {verdict}"
     if trained:
@@ -342,7 +360,7 @@ def _epochs_needed(experiment: Experiment) -> Iterator[Claim]:
 
 
 def _verdict(
-    drops: Sequence[quality.AccuracyDrop], below: str, more_is_better: bool, *, is_told: bool
+    drops: Sequence[gains.AccuracyDrop], below: str, more_is_better: bool, *, is_told: bool
 ) -> tuple[bool, str]:
     """Returns whether a comparison with enough epochs has a result, and what it is.
 
@@ -363,7 +381,7 @@ def _verdict(
     also = f"; at {least.epochs}, {_told(least.difference)}" if least is not nearest else ""
     if not all(each.is_excluded for each in drops):
         return False, f"may or may not {fall} {below}: {at_nearest}{also}"
-    threshold = quality.DROP_THRESHOLD if more_is_better else percent(quality.DROP_THRESHOLD)
+    threshold = gains.DROP_THRESHOLD if more_is_better else percent(gains.DROP_THRESHOLD)
     return True, f"does not {fall} by {threshold} or more {below}{differs}: {at_nearest}{also}"
 
 

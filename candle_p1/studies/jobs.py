@@ -8,8 +8,7 @@ from pathlib import Path
 
 from candle_p1.benchmark import find_benchmark
 from candle_p1.cluster.job import NO_OPTIONS, JobOptions, JobRequest
-from candle_p1.cluster.layout import Layout
-from candle_p1.cluster.machine import Machine
+from candle_p1.cluster.machine import Layout, Machine
 from candle_p1.cluster.submission import (
     CHAIN_FLAGS,
     JobArray,

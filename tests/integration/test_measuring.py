@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from candle_p1.reports.timeline.summary import summarize
+from candle_p1.reports.horovod_timeline import summarize
 from tests.conftest import NT3_SCRIPT, await_end, shell_environment, start_group
 from tests.integration.conftest import NARROW
 from tests.records import per_rank, read_record

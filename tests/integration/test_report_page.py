@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from candle_p1.cli.report import command
+from candle_p1.cli.results import report_command
 from tests.planted_records import plant, plant_study
 
 CHROMIUM = next(
@@ -55,7 +55,7 @@ def page(tmp_path_factory):
     (directory / "bad").mkdir()
     (directory / "bad/run.json").write_text("{")
     out = tmp_path_factory.mktemp("report") / "out"
-    command.main([str(directory), "-o", str(out)], standalone_mode=False)
+    report_command.main([str(directory), "-o", str(out)], standalone_mode=False)
     return out / "index.html"
 
 

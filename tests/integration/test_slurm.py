@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.extended, pytest.mark.parallel]
 
 SMALL = "--size small --conv 4 20 1 --pool 10 --dense 8"
 ENDLESS = f"{SMALL} --epochs 200000 --epochs_scaling weak"
-SUBMIT = "from candle_p1.cli.submit import command; command()"
+SUBMIT = "from candle_p1.cli.submit import submit_command; submit_command()"
 LIMIT_S = 240
 EPOCH_S = 2.0
 STUDY = """\

@@ -14,8 +14,8 @@ HEAVY = {"tensorflow", "horovod", "mpi4py", "keras", "jax"}
         "import candle_p1.parameters.parameter_set, candle_p1.scaling, candle_p1.records.record",
         "import candle_p1.train",
         "from candle_p1.benchmark import find_benchmark; find_benchmark('nt3').declaration",
-        "from candle_p1.cli.study import command\n"
-        "command(['show', 'strong-nt3'], standalone_mode=False)",
+        "from candle_p1.cli.study import study_command\n"
+        "study_command(['show', 'strong-nt3'], standalone_mode=False)",
     ],
 )
 def test_neither_framework_nor_mpi_is_loaded(statement):

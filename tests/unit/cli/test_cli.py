@@ -12,6 +12,7 @@ from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
 from candle_p1 import cli
+from candle_p1.cluster import doctor
 from candle_p1.cluster.checks import Finding
 from candle_p1.cluster.preflight import command as preflight
 from candle_p1.errors import EXIT_CODE
@@ -179,8 +180,6 @@ def test_run_shows_the_command_line_it_would_start():
 
 @pytest.mark.parametrize(("fatal", "code"), [(True, 1), (False, 0)])
 def test_the_doctor_shows_problem_and_fix(monkeypatch, fatal, code):
-    from candle_p1.cli import doctor
-
     findings = [Finding("cores", "2"), Finding("Horovod", "not usable", "no MPI", "rebuild", fatal)]
     monkeypatch.setattr(doctor, "examine", lambda: findings)
     result = invoke("doctor")
@@ -228,7 +227,7 @@ def test_a_reader_that_stops_reading_ends_the_command_quietly(tmp_path):
 
 def test_ctrl_c_is_quiet(tmp_path, start):
     program = (
-        "import candle_p1.cli.doctor as d, candle_p1.cli, time\n"
+        "import candle_p1.cluster.doctor as d, candle_p1.cli, time\n"
         "def wait():\n    print('waiting', flush=True)\n    time.sleep(600)\n    yield\n"
         "d.examine = wait\ncandle_p1.cli.main()"
     )

@@ -9,8 +9,7 @@ import pytest
 from candle_p1.cluster import launchers
 from candle_p1.cluster.job import JobOptions, JobRequest, find_image
 from candle_p1.cluster.launchers import COMMAND_LINES, launch_argv, mpirun, on_this_machine
-from candle_p1.cluster.layout import Layout
-from candle_p1.cluster.machine import load_machine
+from candle_p1.cluster.machine import Layout, load_machine
 from candle_p1.cluster.schedulers import find_scheduler
 from candle_p1.cluster.submission import JobArray
 from candle_p1.distributed.launch_environment import LAUNCHERS

@@ -2,8 +2,7 @@ import pytest
 
 from candle_p1.cluster.job import RUNTIMES
 from candle_p1.cluster.launchers import COMMAND_LINES
-from candle_p1.cluster.layout import Layout
-from candle_p1.cluster.machine import list_machines, load_machine
+from candle_p1.cluster.machine import Layout, list_machines, load_machine
 from candle_p1.cluster.schedulers import SCHEDULERS
 from candle_p1.errors import ParameterError
 from candle_p1.toml_file import read_toml

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
+from candle_p1.reports.figures import time
 
 from candle_p1.records.per_rank import PER_RANK_NAME
 from candle_p1.records.power_file import write_traces
 from candle_p1.records.power_trace import Channel, Trace
 from candle_p1.records.record import read_record
+from candle_p1.reports.charts import draw_figures, epochs_per_rank
 from candle_p1.reports.experiments import group
-from candle_p1.reports.figures import time
-from candle_p1.reports.figures.charts import draw_figures, epochs_per_rank
 from candle_p1.reports.frame import MissingDataError, Run
 from candle_p1.reports.render import render_page
 from candle_p1.reports.report import run_page

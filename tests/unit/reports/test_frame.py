@@ -9,11 +9,10 @@ from candle_p1.records.record import extend_record, make_record, read_record, wr
 from candle_p1.records.segments import ResumePoint, earlier_segments, next_segment
 from candle_p1.records.types import Failure, Position
 from candle_p1.reports import frame
-from candle_p1.reports.columns import time_parts
-from candle_p1.reports.experiments import group
+from candle_p1.reports.experiments import group, time_parts
 from candle_p1.reports.frame import Run, load_frame, read_runs
-from candle_p1.reports.notes import notes_on, notes_on_all
-from candle_p1.reports.speed import pairs
+from candle_p1.reports.gains import pairs
+from candle_p1.reports.report import notes_on, notes_on_all
 from tests.planted_records import REMOVED, changed, experiment_of, plant, planted_record
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from candle_p1.records.rank_stats import Joules, Watts
 from candle_p1.reports.frame import Run
-from candle_p1.reports.sections import TOPICS
+from candle_p1.reports.report import TOPICS
 from tests.planted_records import changed, experiment_of, planted_record
 
 NUM_GPUS, NUM_NODES = 12, 2

@@ -16,9 +16,8 @@ from candle_p1.reports.compare import Side, compare
 from candle_p1.reports.experiments import group
 from candle_p1.reports.export import extrap_files, tidy, to_csv
 from candle_p1.reports.frame import Run
-from candle_p1.reports.notes import notes_on
+from candle_p1.reports.report import TOPICS, notes_on
 from candle_p1.reports.rules import find
-from candle_p1.reports.sections import TOPICS
 from candle_p1.toml_file import read_toml
 from tests.conftest import ROOT
 from tests.expected import check_expected

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from candle_p1.reports.statistics import (
     Estimate,
+    cell,
     estimate_mean,
     estimate_median,
     estimate_ratio,
+    number,
     summarize,
 )
-from candle_p1.reports.words import cell, number
 
 TIMES = st.lists(st.floats(1e-3, 1e4), min_size=1, max_size=40)
 

@@ -19,9 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from candle_p1.errors import DataError
-from candle_p1.reports.timeline.events import EventReader
-from candle_p1.reports.timeline.steps import NUM_PIECES, CoverageUnion
-from candle_p1.reports.timeline.summary import summarize
+from candle_p1.reports.horovod_timeline import NUM_PIECES, CoverageUnion, summarize
+from candle_p1.reports.timeline_events import EventReader
 from tests.expected import check_expected
 
 REAL = Path(__file__).parents[2] / "files/horovod_timeline.json"

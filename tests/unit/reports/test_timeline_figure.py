@@ -8,10 +8,10 @@ from click.testing import CliRunner
 from candle_p1.cli.timeline import command
 from candle_p1.records.per_rank import PER_RANK_NAME
 from candle_p1.records.record import read_record, write_record
+from candle_p1.reports.charts import draw_figures
 from candle_p1.reports.experiments import group
-from candle_p1.reports.figures.charts import draw_figures
-from candle_p1.reports.figures.timeline import read_traced, timeline_figure
 from candle_p1.reports.frame import MissingDataError, Run, read_runs
+from candle_p1.reports.over_time import read_traced, timeline_figure
 from candle_p1.reports.render import render_page
 from candle_p1.reports.report import run_page
 from tests.planted_records import changed, plant

@@ -10,8 +10,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from candle_p1.errors import CandleError
-from candle_p1.reports import columns, speed
-from candle_p1.reports.columns import ENERGY, LOAD, TOTAL, TRAIN, Quantity
+from candle_p1.reports import experiments as ex
+from candle_p1.reports import gains, over_time
 from candle_p1.reports.drawing import (
     LOOK,
     Drawing,
@@ -20,13 +20,20 @@ from candle_p1.reports.drawing import (
     line_figure,
     to_drawing,
 )
-from candle_p1.reports.experiments import Experiment, Series, describe
-from candle_p1.reports.figures import time
+from candle_p1.reports.experiments import (
+    ENERGY,
+    LOAD,
+    TOTAL,
+    TRAIN,
+    Experiment,
+    Quantity,
+    Series,
+    describe,
+)
 from candle_p1.reports.frame import STRONG, MissingDataError
+from candle_p1.reports.gains import EpochGroup, epoch_groups
 from candle_p1.reports.published import content, published_epochs
-from candle_p1.reports.quality import EpochGroup, epoch_groups
-from candle_p1.reports.statistics import estimate_median
-from candle_p1.reports.words import contents
+from candle_p1.reports.statistics import contents, estimate_median
 from candle_p1.text import count
 
 if TYPE_CHECKING:
@@ -48,8 +55,8 @@ def performance(_experiment: Experiment, series: Sequence[Series]) -> Figure:
 def quality(experiment: Experiment, series: Sequence[Series]) -> Figure:
     """Draws accuracy or loss on training and test samples, with the naive predictor's."""
     name = _merit(experiment)
-    panels = _panels(series, columns.qualities(name), f"the {name} is not a number in any run")
-    values = columns.known(experiment.runs, columns.naive(name))
+    panels = _panels(series, ex.qualities(name), f"the {name} is not a number in any run")
+    values = ex.known(experiment.runs, ex.naive(name))
     if values:
         panels[-1] = panels[-1]._replace(reference=("y", median(values), "naive predictor"))
     return line_figure(panels, from_zero=False)
@@ -58,7 +65,7 @@ def quality(experiment: Experiment, series: Sequence[Series]) -> Figure:
 def epochs_per_rank(experiment: Experiment, _series: Sequence[Series]) -> Figure:
     """Draws quality over the epochs per rank, with the number that the paper found necessary."""
     name = _merit(experiment)
-    groups = {each.title: epoch_groups(experiment, each) for each in columns.qualities(name)}
+    groups = {each.title: epoch_groups(experiment, each) for each in ex.qualities(name)}
     # Under strong scaling the epochs per rank follow from the number of ranks.
     together = experiment.mode == STRONG or any(
         len(_epoch_lines(each, together=False)) > MAX_LINES for each in groups.values()
@@ -81,28 +88,28 @@ def energy(experiment: Experiment, series: Sequence[Series]) -> Figure:
     """Draws energy and mean power, per GPU and per node."""
     _panels(series, (ENERGY,), "energy was not measured in any run")
     measured = [each for each in series if any(point.values(ENERGY) for point in each.timed)]
-    pairs = (each for pair in columns.POWER_AND_ENERGY for each in reversed(pair))
-    shown = [columns.labelled(each, experiment.runs) for each in pairs]
+    pairs = (each for pair in ex.POWER_AND_ENERGY for each in reversed(pair))
+    shown = [ex.labelled(each, experiment.runs) for each in pairs]
     return line_figure(_panels(measured, shown), columns=2)
 
 
 def gain(experiment: Experiment, series: Sequence[Series]) -> Figure:
     """Draws the improvement of time and energy over the paper's loaders, in percent."""
     compared = [
-        each for each in speed.pairs(experiment) if each.base in series and each.other in series
+        each for each in gains.pairs(experiment) if each.base in series and each.other in series
     ]
     if not compared:
-        raise MissingDataError(speed.NO_OTHER_PAIR)
+        raise MissingDataError(gains.NO_OTHER_PAIR)
     bases = list(dict.fromkeys(pair.base_settings for pair in compared))
     panels: list[Panel] = []
-    for quantity in (TOTAL, *(energy for _, energy in columns.comparable_energy(experiment.runs))):
+    for quantity in (TOTAL, *(energy for _, energy in ex.comparable_energy(experiment.runs))):
         for base in bases:
             lines: dict[str, list[Mark]] = {pair.other.name: [] for pair in compared}
             for pair in compared:
                 if pair.base_settings == base:
                     lines[pair.other.name] += [
                         Mark(each.num_ranks, each.percent)
-                        for each in speed.improvements(*pair, quantity)
+                        for each in gains.improvements(*pair, quantity)
                         if each.num_ranks
                     ]
             if any(lines.values()):
@@ -114,9 +121,9 @@ def gain(experiment: Experiment, series: Sequence[Series]) -> Figure:
 
 
 def _merit(experiment: Experiment) -> str:
-    name = columns.merit(experiment.runs)
+    name = ex.merit(experiment.runs)
     if name is None:
-        raise MissingDataError(columns.NOT_EVALUATED)
+        raise MissingDataError(ex.NOT_EVALUATED)
     return name
 
 
@@ -156,17 +163,17 @@ def _epoch_lines(groups: Sequence[EpochGroup], *, together: bool) -> dict[str, l
 
 DRAW: dict[str, Callable[[Experiment, Sequence[Series]], Figure | tuple[Figure, str]]] = {
     "performance": performance,
-    "ranks": time.ranks_over_time,
+    "ranks": over_time.ranks_over_time,
     "improvement": gain,
     "quality": quality,
     "epochs": epochs_per_rank,
     "energy": energy,
-    "power": time.power_over_time,
-    "timeline": time.timeline_over_time,
+    "power": over_time.power_over_time,
+    "timeline": over_time.timeline_over_time,
 }
 """What draws some series as a kind of figure; those over time return their captions, too."""
 
-OVER_TIME = {"power": time.has_power, "timeline": time.is_traced}
+OVER_TIME = {"power": over_time.has_power, "timeline": over_time.is_traced}
 """Which of the runs figures over time can show; others show runs with times."""
 
 
@@ -191,7 +198,7 @@ def draw_figures(
         has = OVER_TIME.get(slug)
         series = [each for each in experiment.series if has or each.timed]
         if has:
-            series = [each for each in series if time.median_runs(each, has)]
+            series = [each for each in series if over_time.median_runs(each, has)]
             if not series:
                 missing[kind["title"], kind["missing"]] = None
         size = MAX_PANELS if has else MAX_SERIES
@@ -220,7 +227,7 @@ def _paper(experiment: Experiment, slug: str) -> str:
     figure = figures.get(slug)
     if figure and slug == "improvement":
         found = f" The improvement of chunked over original corresponds to the paper's {figure}."
-        return found if speed.pairs(experiment, {True}) else ""
+        return found if gains.pairs(experiment, {True}) else ""
     return f" Corresponds to the paper's {figure}." if figure else ""
 
 
@@ -228,7 +235,7 @@ def _facets(series: Sequence[Series], size: int) -> list[list[Series]]:
     """Returns series in groups of the size of a figure; compared series stay together."""
     together: dict[str, list[Series]] = {}
     for each in series:
-        others = {name: v for name, v in each.settings.items() if name not in speed.BASES}
+        others = {name: v for name, v in each.settings.items() if name not in gains.BASES}
         together.setdefault(describe(others) if len(series) > size else "", []).append(each)
     facets: list[list[Series]] = []
     for group in together.values():

@@ -1,1 +1,0 @@
-"""The figures of a report: each a small function that draws some series of an experiment."""
