@@ -20,16 +20,7 @@ from candle_p1.reports.drawing import (
     line_figure,
     to_drawing,
 )
-from candle_p1.reports.experiments import (
-    ENERGY,
-    LOAD,
-    TOTAL,
-    TRAIN,
-    Experiment,
-    Quantity,
-    Series,
-    describe,
-)
+from candle_p1.reports.experiments import Experiment, Quantity, Series, describe
 from candle_p1.reports.frame import STRONG, MissingDataError
 from candle_p1.reports.gains import EpochGroup, epoch_groups
 from candle_p1.reports.published import content, published_epochs
@@ -48,7 +39,7 @@ MAX_LINES = 7
 
 def performance(_experiment: Experiment, series: Sequence[Series]) -> Figure:
     """Draws loading, training and total time."""
-    panels = _panels(series, (LOAD, TRAIN, TOTAL))
+    panels = _panels(series, (ex.LOAD, ex.TRAIN, ex.TOTAL))
     return line_figure([each._replace(y_label="time (s)") for each in panels], same_y=True)
 
 
@@ -86,8 +77,8 @@ def epochs_per_rank(experiment: Experiment, _series: Sequence[Series]) -> Figure
 
 def energy(experiment: Experiment, series: Sequence[Series]) -> Figure:
     """Draws energy and mean power, per GPU and per node."""
-    _panels(series, (ENERGY,), "energy was not measured in any run")
-    measured = [each for each in series if any(point.values(ENERGY) for point in each.timed)]
+    _panels(series, (ex.ENERGY,), "energy was not measured in any run")
+    measured = [each for each in series if any(point.values(ex.ENERGY) for point in each.timed)]
     pairs = (each for pair in ex.POWER_AND_ENERGY for each in reversed(pair))
     shown = [ex.labelled(each, experiment.runs) for each in pairs]
     return line_figure(_panels(measured, shown), columns=2)
@@ -102,7 +93,7 @@ def gain(experiment: Experiment, series: Sequence[Series]) -> Figure:
         raise MissingDataError(gains.NO_OTHER_PAIR)
     bases = list(dict.fromkeys(pair.base_settings for pair in compared))
     panels: list[Panel] = []
-    for quantity in (TOTAL, *(energy for _, energy in ex.comparable_energy(experiment.runs))):
+    for quantity in (ex.TOTAL, *(energy for _, energy in ex.comparable_energy(experiment.runs))):
         for base in bases:
             lines: dict[str, list[Mark]] = {pair.other.name: [] for pair in compared}
             for pair in compared:
@@ -178,15 +169,14 @@ OVER_TIME = {"power": over_time.has_power, "timeline": over_time.is_traced}
 
 
 def draw_figures(
-    experiment: Experiment, prefix: str, slugs: Collection[str] = tuple(DRAW)
+    experiment: Experiment, slugs: Collection[str] = tuple(DRAW)
 ) -> tuple[list[Drawing], list[tuple[str, str]]]:
     """Draws the figures that an experiment has data for, of all kinds or some.
 
     Traced runs have no times, but their timelines are drawn.
 
     Returns:
-        The figures, whose file names begin with `prefix`; and the titles of those that could not be
-        drawn, with the reasons.
+        The figures; and the titles of those that could not be drawn, with the reasons.
     """
     import matplotlib as mpl
 
@@ -204,7 +194,7 @@ def draw_figures(
         size = MAX_PANELS if has else MAX_SERIES
         facets = [series] if series and kind.get("whole") else _facets(series, size)
         for i, shown in enumerate(facets, 1):
-            name, title = f"{prefix}-{slug}", kind["title"]
+            name, title = f"{experiment.slug}-{slug}", kind["title"]
             if len(facets) > 1:
                 name, title = f"{name}-{i}", f"{title} ({i} of {len(facets)})"
             try:

@@ -19,19 +19,7 @@ from candle_p1.parameters.catalog import role_of
 from candle_p1.parameters.parameter import Role
 from candle_p1.reports import experiments as ex
 from candle_p1.reports import statistics as stat
-from candle_p1.reports.experiments import (
-    JIT,
-    MIN_IN_RATIO,
-    THREADS,
-    Quantity,
-    by_value,
-    covered,
-    describe,
-    energy_kinds,
-    known,
-    timed,
-    varying,
-)
+from candle_p1.reports.experiments import Quantity
 from candle_p1.reports.frame import ENGINE, HOROVOD, Run, load_frame
 from candle_p1.reports.render import ReportTable
 from candle_p1.reports.statistics import contents, listed
@@ -50,7 +38,7 @@ OF_MACHINE = {
     "ranks": "num_ranks",
     "nodes": "num_nodes",
     "threads of a rank": "threads",
-    **{name: name for name in (JIT, "hosts", "cpu", "num_cores", "memory_gib", "devices")},
+    **{name: name for name in (ex.JIT, "hosts", "cpu", "num_cores", "memory_gib", "devices")},
 }
 """The columns that are differences of machines, by what they are called."""
 
@@ -71,7 +59,7 @@ class Side:
     def timed(self) -> pd.DataFrame:
         """The runs whose numbers are compared: unperturbed ones, or else perturbed ones."""
         finished = self.all_runs[self.all_runs["status"] == "ok"]
-        unperturbed = timed(finished)
+        unperturbed = ex.timed(finished)
         return unperturbed if len(unperturbed) else finished
 
 
@@ -91,8 +79,8 @@ class Row:
             return None
         if not self.is_ratio:
             return stat.estimate_difference(self.b, self.a)
-        known = min(*self.a, *self.b) > MIN_IN_RATIO
-        return stat.estimate_ratio(self.b, self.a) if known else None
+        is_positive = min(*self.a, *self.b) > ex.MIN_IN_RATIO
+        return stat.estimate_ratio(self.b, self.a) if is_positive else None
 
     @property
     def verdict(self) -> str:
@@ -217,8 +205,8 @@ def _pair(a: Side, b: Side) -> tuple[list[Pairing], list[str]]:
     groups = [_grouped(side.timed["run"], varied) for side in (a, b)]
     keys = groups[0].keys() | groups[1].keys()
     pairings, unpaired = [], []
-    for key in sorted(keys, key=lambda key: [by_value(value) for _, value in key]):
-        settings = describe(dict(key))
+    for key in sorted(keys, key=lambda key: [ex.by_value(value) for _, value in key]):
+        settings = ex.describe(dict(key))
         of_a, of_b = (group.get(key) for group in groups)
         if of_a and of_b:
             rows = _rows(load_frame(of_a), load_frame(of_b))
@@ -229,7 +217,7 @@ def _pair(a: Side, b: Side) -> tuple[list[Pairing], list[str]]:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    placement = {THREADS: run["threads"], JIT: run["jit_compile"], "nodes": run["num_nodes"]}
+    placement = {ex.THREADS: run["threads"], ex.JIT: run["jit_compile"], "nodes": run["num_nodes"]}
     machine = {"machine": str(run["machine"])}
     return {"ranks": run["num_ranks"], **run["settings"], **placement, **machine}
 
@@ -242,9 +230,9 @@ def _varied(runs: Iterable[Run]) -> set[str]:
     """
 
     def follows(name: str) -> bool:
-        return name.startswith(HOROVOD) or name in (THREADS, "nodes", JIT)
+        return name.startswith(HOROVOD) or name in (ex.THREADS, "nodes", ex.JIT)
 
-    return varying(
+    return ex.varying(
         (name, follows(name) and run["num_ranks"], value)
         for run in runs
         for name, value in _settings(run).items()
@@ -265,7 +253,7 @@ def _rows(a: pd.DataFrame, b: pd.DataFrame) -> list[Row]:
     phases = list(dict.fromkeys(name for run in runs["run"] for name in run.record.phases or ()))
     measured = [ex.TOTAL, *map(ex.phase_time, phases), ex.BROADCAST, ex.WAIT]
     measured += [ex.TRANSFER, ex.EPOCH, ex.SAMPLES, ex.COMMUNICATION]
-    if len(covered(runs)) == 1:
+    if len(ex.covered(runs)) == 1:
         of_phases = (Quantity(f"energy_{name}_j", f"energy of {name}", "J") for name in phases)
         measured += [replace(ex.ENERGY, title="energy of the run"), *of_phases]
         measured.append(replace(ex.POWER, title="mean power of the run"))
@@ -273,12 +261,12 @@ def _rows(a: pd.DataFrame, b: pd.DataFrame) -> list[Row]:
         measured += [ex.labelled(each, runs) for pair in pairs for each in pair]
 
     def row(quantity: Quantity, *, is_ratio: bool) -> Row:
-        return Row(quantity, tuple(known(a, quantity)), tuple(known(b, quantity)), is_ratio)
+        return Row(quantity, tuple(ex.known(a, quantity)), tuple(ex.known(b, quantity)), is_ratio)
 
     rows = [row(quantity, is_ratio=True) for quantity in measured]
     rows = [each for each in rows if any(each.a) or any(each.b)]
     figures = dict.fromkeys(name for names in runs["merits"] for name in names)
-    merits = [ex.quality_on_test(name) for name in figures if known(runs, f"test_{name}")]
+    merits = [ex.quality_on_test(name) for name in figures if ex.known(runs, f"test_{name}")]
     return rows + [row(quantity, is_ratio=False) for quantity in merits]
 
 
@@ -327,10 +315,10 @@ def _caveats(a: Side, b: Side) -> Iterator[str]:
         yield "the synthetic data have different seeds"
     if len(ranks[0]) == len(ranks[1]) == 1 and ranks[0] != ranks[1]:
         yield f"the numbers of ranks differ: A {ranks[0][0]}, B {ranks[1][0]}"
-    energies = [sorted(energy_kinds(side.timed)) for side in sides]
+    energies = [sorted(ex.energy_kinds(side.timed)) for side in sides]
     if all(energies) and energies != [["measured"], ["measured"]]:
         yield f"energy is {listed(energies[0])} in A and {listed(energies[1])} in B"
-    parts = [covered(side.timed) for side in sides]
+    parts = [ex.covered(side.timed) for side in sides]
     if len({*parts[0], *parts[1]}) > 1:
         words = ["; ".join(each) or "unknown" for each in parts]
         yield (
@@ -338,7 +326,7 @@ def _caveats(a: Side, b: Side) -> Iterator[str]:
             f" A {words[0]}; B {words[1]}"
         )
     for name, side in (("A", a), ("B", b)):
-        if reasons := sorted(set(known(side.timed, "perturbed_by"))):
+        if reasons := sorted(set(ex.known(side.timed, "perturbed_by"))):
             yield f"{name} was {listed(reasons)}, which changes the times of a run"
         finished = side.all_runs["status"] == "ok"
         if num := int(finished.sum()) - len(side.timed):
@@ -352,4 +340,4 @@ def _caveats(a: Side, b: Side) -> Iterator[str]:
 
 
 def _words_of(sides: Iterable[Side], column: str) -> list[list[str]]:
-    return [sorted({str(value) for value in known(side.timed, column)}) for side in sides]
+    return [sorted({str(value) for value in ex.known(side.timed, column)}) for side in sides]

@@ -22,7 +22,7 @@ from candle_p1.reports.frame import (
     Run,
     load_frame,
 )
-from candle_p1.reports.statistics import Estimate, estimate_median
+from candle_p1.reports.statistics import Estimate, estimate_median, file_name
 
 NOT_EVALUATED = "no run evaluated its model (--eval_bool False)"
 
@@ -238,13 +238,15 @@ class Experiment:
     """One benchmark on one machine, if it is known, in one of MODES, with some limits of the steps.
 
     Its runs, which are rows of the table of runs, by start, share the settings in `common`. There
-    is at least one series; a run on one rank may be in several.
+    is at least one series; a run on one rank may be in several. The slug begins the names of its
+    files, unlike those of the other experiments.
     """
 
     benchmark: str
     mode: str
     limits: tuple[tuple[str, int], ...]
     machine: str | None
+    slug: str
     all_runs: pd.DataFrame
     common: Mapping[str, Any]
     series: tuple[Series, ...]
@@ -319,9 +321,14 @@ def group(runs: Iterable[Run]) -> list[Experiment]:
         for i, run in kind.iterrows():
             key = (run["benchmark"], run["mode"], run["limits"], run["machine"] or only)
             found[key].append(i)
-    order = list(MODES)
-    keys = sorted(found, key=lambda key: (key[0], order.index(key[1]), key[2], str(key[3])))
-    return [_experiment(frame.loc[found[key]], *key) for key in keys]
+    order, stems = list(MODES), list[str]()
+    experiments = []
+    for key in sorted(found, key=lambda key: (key[0], order.index(key[1]), key[2], str(key[3]))):
+        stems.append(f"{file_name(key[0])}-{key[1]}")
+        num = stems.count(stems[-1])
+        slug = stems[-1] + f"-{num}" * (num > 1)
+        experiments.append(_experiment(frame.loc[found[key]], *key, slug))
+    return experiments
 
 
 def varying(settings: Iterable[tuple[str, Any, Any]]) -> set[str]:
@@ -370,8 +377,7 @@ def _experiment(frame: pd.DataFrame, *kind: Any) -> Experiment:
         points = tuple(Point(runs["num_ranks"].iloc[0], runs) for runs in by_ranks)
         series.append(Series(named[key], points))
     series.sort(key=_sortable)
-    benchmark, mode, limits, machine = kind
-    return Experiment(benchmark, mode, limits, machine, frame, common, tuple(series))
+    return Experiment(*kind, frame, common, tuple(series))
 
 
 def _in_order(names: Iterable[str]) -> tuple[str, ...]:

@@ -15,20 +15,9 @@ import pandas as pd
 
 from candle_p1.parameters.catalog import role_of
 from candle_p1.parameters.parameter import Role
-from candle_p1.reports.experiments import (
-    BROADCAST,
-    LOAD,
-    MIN_IN_RATIO,
-    RANKS_PER_NODE,
-    THREADS,
-    TOTAL,
-    TRAIN,
-    Experiment,
-    Quantity,
-    Series,
-    comparable_energy,
-    describe,
-)
+from candle_p1.reports import experiments as ex
+from candle_p1.reports import statistics as stat
+from candle_p1.reports.experiments import Experiment, Quantity, Series, describe
 from candle_p1.reports.frame import HOROVOD, STRONG, WEAK, Run
 from candle_p1.reports.published import (
     METHOD_LOADER,
@@ -37,14 +26,7 @@ from candle_p1.reports.published import (
     published_loading,
 )
 from candle_p1.reports.render import Cell, Content
-from candle_p1.reports.statistics import (
-    Estimate,
-    contents,
-    estimate_difference,
-    estimate_median,
-    estimate_ratio,
-    listed,
-)
+from candle_p1.reports.statistics import Estimate, contents, listed
 from candle_p1.text import count
 
 BASES = {"loader": PAPER_LOADERS, "kernels": ("plain",)}
@@ -59,7 +41,7 @@ NO_OTHER_PAIR = (
     "no series with another loader or with fast kernels differs only in these from one with the"
     f" loader {ORIGINAL_LOADER} or {METHOD_LOADER}, or with plain kernels"
 )
-ABOUT_LOADING = ("loader", "load_threads", "staged", "data", "size", THREADS, RANKS_PER_NODE)
+ABOUT_LOADING = ("loader", "load_threads", "staged", "data", "size", ex.THREADS, ex.RANKS_PER_NODE)
 """Settings that affect loading; runs that differ only in others are counted together."""
 
 MB = 1e6
@@ -141,14 +123,14 @@ def improvements(base: Series, optimised: Series, quantity: Quantity) -> list[Im
         other = optimised.at(point.num_ranks)
         before, after = point.positive(quantity), other.positive(quantity) if other else []
         if before and after:
-            found.append((point.num_ranks, estimate_ratio(after, before)))
+            found.append((point.num_ranks, stat.estimate_ratio(after, before)))
     of_base, of_other = _by_repeat(base, quantity), _by_repeat(optimised, quantity)
     ratios = [
         new / old
         for key in of_base.keys() & of_other.keys()
         for new, old in zip(of_other[key], of_base[key], strict=False)
     ]
-    over_all = [(None, estimate_median(ratios))] if ratios else []
+    over_all = [(None, stat.estimate_median(ratios))] if ratios else []
     return [
         Improvement(num_ranks, ratio.map(lambda factor: 100 * (1 - factor)))
         for num_ranks, ratio in (*found, *over_all)
@@ -161,7 +143,7 @@ def _by_repeat(series: Series, quantity: Quantity) -> dict[tuple[int, int | None
     for point in series.timed:
         for run in point.runs["run"]:
             value = run[quantity.name]
-            if value is not None and value > MIN_IN_RATIO:
+            if value is not None and value > ex.MIN_IN_RATIO:
                 values[point.num_ranks, run["seed"]].append(value)
     return values
 
@@ -179,7 +161,7 @@ def loading_table(experiment: Experiment) -> Content:
         for run in (run for point in each.timed for run in point.runs["run"]):
             method = own or f"loader {run['loader']}"
             for role, file in run.record.data.files.items() if run.record.data else ():
-                if file.load is not None and file.load.max_s > MIN_IN_RATIO:
+                if file.load is not None and file.load.max_s > ex.MIN_IN_RATIO:
                     key = (role, method, run["loader"], run["num_ranks"])
                     times[key][id(run)] = file.load.max_s
                     sizes[role, method] = file.file_bytes
@@ -191,7 +173,7 @@ def loading_table(experiment: Experiment) -> Content:
     rows: list[tuple[Cell, ...]] = []
     for key in sorted(times, key=place):
         role, method, _, num_ranks = key
-        estimate = estimate_median(list(times[key].values()))
+        estimate = stat.estimate_median(list(times[key].values()))
         rows.append((role, sizes[role, method] / MB, method, num_ranks, estimate, "measured"))
     for cell in published_loading(experiment.benchmark) if rows else ():
         of_paper = f"published: {cell.machine}, Table {cell.table}"
@@ -213,11 +195,11 @@ def scaling_table(experiment: Experiment) -> Content:
     )  # fmt: skip
     rows: list[tuple[Cell, ...]] = []
     apart: set[str] = set()
-    for series, quantity in product(experiment.series, (TOTAL, TRAIN)):
+    for series, quantity in product(experiment.series, (ex.TOTAL, ex.TRAIN)):
         known = [point for point in series.timed if point.positive(quantity)]
         for base, point in ((known[0], each) for each in known[1:]):
             base_s = base.positive(quantity)
-            ratio = estimate_ratio(base_s, point.positive(quantity))
+            ratio = stat.estimate_ratio(base_s, point.positive(quantity))
             factor = point.num_ranks / base.num_ranks if experiment.mode == STRONG else 1.0
             has_ideal = experiment.mode in (STRONG, WEAK)
             efficiency = ratio.map(partial(mul, 1 / factor)) if has_ideal else None
@@ -232,11 +214,11 @@ def scaling_table(experiment: Experiment) -> Content:
 def gains_table(experiment: Experiment, *, of_method: bool) -> Content:
     """Returns improvements in percent, on each number of ranks and over all."""
     compared = pairs(experiment, {of_method})
-    measured = comparable_energy(experiment.runs)
+    measured = ex.comparable_energy(experiment.runs)
     power_of = {energy: power for power, energy in measured}
 
     def rows(pair: Pair) -> Iterator[tuple[Cell, ...]]:
-        for quantity in (TOTAL, *power_of, LOAD, BROADCAST):
+        for quantity in (ex.TOTAL, *power_of, ex.LOAD, ex.BROADCAST):
             power = power_of.get(quantity)
             powers = improvements(*pair, power) if power else []
             changes = {each.num_ranks: each.percent.map(neg) for each in powers}
@@ -252,7 +234,7 @@ def gains_table(experiment: Experiment, *, of_method: bool) -> Content:
     return headings, [row for pair in compared for row in rows(pair)], []
 
 
-NOT_ABOUT_QUALITY = ("staged", THREADS, RANKS_PER_NODE)
+NOT_ABOUT_QUALITY = ("staged", ex.THREADS, ex.RANKS_PER_NODE)
 """Settings, besides parameters for speed, in which runs may differ and still learn the same."""
 
 DROP_THRESHOLD = 0.05
@@ -350,7 +332,7 @@ def accuracy_drops(group: EpochGroup, enough: int, more_is_better: bool) -> list
     threshold = DROP_THRESHOLD if more_is_better else DROP_THRESHOLD * median(reference)
     found = []
     for epochs in sorted((each for each in group.by_epochs if each < enough), reverse=True):
-        difference = estimate_difference(group.values(epochs), reference)
+        difference = stat.estimate_difference(group.values(epochs), reference)
         worsening = difference.map(lambda v: -v) if more_is_better else difference
         is_drop = difference.excludes(0) and worsening.value >= threshold
         is_excluded = difference.is_confident and worsening.high < threshold

@@ -24,7 +24,6 @@ from candle_p1.reports.drawing import COLORS, Drawing
 from candle_p1.reports.experiments import Experiment, Series, describe, group
 from candle_p1.reports.frame import Run
 from candle_p1.reports.render import ReportTable, Section
-from candle_p1.reports.report import free_slug
 from candle_p1.reports.statistics import contents, listed, percent
 from candle_p1.text import count
 
@@ -65,11 +64,10 @@ def model_page(
         if experiment.runs.empty:
             continue
         modelled, missing = model_experiment(experiment, allreduce_s, held_out=held_out)
-        slug = free_slug(experiment, {each.slug for each in sections})
         times = [time for each in modelled for time in _held_out_times(each, held_out)]
-        section = Section(slug, experiment.title, [experiment.where], missing=missing)
+        section = Section(experiment.slug, experiment.title, [experiment.where], missing=missing)
         if modelled:
-            section = _filled(section, slug, modelled, times, draws=draws)
+            section = _filled(section, experiment.slug, modelled, times, draws=draws)
         sections.append(section)
         content.append(
             {
@@ -88,11 +86,11 @@ def model_page(
     return page, {"notes": notes, "sections": content}
 
 
-def model_section(experiment: Experiment, slug: str) -> Section | None:
+def model_section(experiment: Experiment) -> Section | None:
     """Returns what a report shows of the models of an experiment; None if there is none."""
     modelled, missing = model_experiment(experiment)
     section = Section("", "Model", missing=missing)
-    return _filled(section, slug, modelled) if modelled else None
+    return _filled(section, experiment.slug, modelled) if modelled else None
 
 
 def _filled(

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from statistics import harmonic_mean
+from typing import Any
 
 from candle_p1.records.summary import details
 from candle_p1.reports import experiments as ex
 from candle_p1.reports.charts import draw_figures
-from candle_p1.reports.drawing import Drawing
-from candle_p1.reports.experiments import (
-    Experiment,
-    Point,
-    Quantity,
-    covered,
-    describe,
-    group,
-    known,
-    merit,
-    num_diverged,
-)
+from candle_p1.reports.experiments import Experiment, Point, Quantity, describe
 from candle_p1.reports.export import extrap_files, tidy, to_csv
 from candle_p1.reports.frame import PARTS, Run, Runs
 from candle_p1.reports.gains import (
@@ -37,7 +26,7 @@ from candle_p1.reports.over_time import run_figures
 from candle_p1.reports.published import all_published, content, published
 from candle_p1.reports.render import Cell, Content, ReportTable, Section, Statement, page_of
 from candle_p1.reports.rules import Finding, find
-from candle_p1.reports.statistics import MIN_VALUES, contents, estimate_mean, file_name, listed
+from candle_p1.reports.statistics import MIN_VALUES, contents, estimate_mean, listed
 from candle_p1.text import count, printable
 
 MAX_RUNS = 20
@@ -56,13 +45,12 @@ def make_report(
     """
     sections: list[Section] = []
     summaries: list[Section] = []
-    experiments = group(runs.runs)
+    experiments = ex.group(runs.runs)
     for experiment in experiments:
-        slug = free_slug(experiment, {section.slug for section in sections})
         starting(experiment.title)
         findings = find(experiment) if len(experiment.runs) else []
-        sections.append(_section(experiment, slug, findings, with_model=with_model))
-        summaries.append(_summary(experiment, slug, findings))
+        sections.append(_section(experiment, findings, with_model=with_model))
+        summaries.append(_summary(experiment, findings))
     table = tidy(runs.runs)
     exports: dict[str, str | bytes] = {"runs.csv": to_csv(table)}
     if find_spec("pyarrow"):
@@ -88,19 +76,23 @@ def run_page(run: Run) -> Section:
     return page_of(title, details(run.record), figures, notes=notes, missing=missing)
 
 
-def _section(
-    experiment: Experiment, slug: str, findings: Iterable[Finding], *, with_model: bool
-) -> Section:
-    figures, missing = draw_figures(experiment, slug)
-    made = (_part(experiment, topic, slug, figures) for topic in TOPICS)
-    parts = [part for part in made if part]
-    placed = {figure.slug for part in parts for figure in part.figures}
+def _section(experiment: Experiment, findings: Iterable[Finding], *, with_model: bool) -> Section:
+    figures, missing = draw_figures(experiment)
+    parts: list[Section] = []
+    for topic in contents()["topics"]:
+        table = topic_table(experiment, topic)
+        kinds = {f"{experiment.slug}-{kind}" for kind in topic.get("figures", ())}
+        drawn = [each for each in figures if each.slug.rstrip("-0123456789") in kinds]
+        figures = [each for each in figures if each not in drawn]
+        if table or drawn:
+            slug, tables = f"{experiment.slug}-{topic['slug']}", [table] if table else []
+            parts.append(Section(slug, topic["title"], figures=drawn, tables=tables))
     if with_model:
         from candle_p1.reports.model_page import model_section
 
-        parts += filter(None, [model_section(experiment, slug)])
+        parts += filter(None, [model_section(experiment)])
     unsaid = [
-        Statement(each.rule.title, [f"{why}." for why in (*each.inconclusive, each.missing) if why])
+        Statement(each.title, [f"{why}." for why in (*each.inconclusive, each.missing) if why])
         for each in findings
         if each.inconclusive or each.missing
     ]
@@ -110,35 +102,22 @@ def _section(
         "", "Settings shared by all of these runs", [describe(experiment.common)], is_folded=True
     )
     return Section(
-        slug,
+        experiment.slug,
         experiment.title,
         [experiment.where],
         notes_on(experiment),
-        figures=[each for each in figures if each.slug not in placed],
+        figures=figures,
         missing=missing,
         sections=[*parts, common],
     )
 
 
-def _part(
-    experiment: Experiment, topic: Topic, prefix: str, figures: Iterable[Drawing]
-) -> Section | None:
-    """Returns what is drawn and tabulated about a topic; None where nothing is."""
-    table = topic.make_table(experiment, prefix)
-    names = tuple(f"{prefix}-{kind}" for kind in topic.figures)
-    drawn = [each for each in figures if each.slug.rstrip("-0123456789") in names]
-    if not (table or drawn):
-        return None
-    tables, slug = [table] if table else [], f"{prefix}-{topic.slug}"
-    return Section(slug, topic.title, figures=drawn, tables=tables)
-
-
-def _summary(experiment: Experiment, slug: str, findings: Iterable[Finding]) -> Section:
+def _summary(experiment: Experiment, findings: Iterable[Finding]) -> Section:
     if not len(experiment.runs):
         lead = ["No run with valid times has finished, so nothing can be said."]
         return Section("", experiment.title, lead)
     said = [
-        Statement(each.rule.title, [*each.sentences, *each.published], f"{slug}-{each.rule.topic}")
+        Statement(each.title, [*each.sentences, *each.published], f"{experiment.slug}-{each.topic}")
         for each in findings
         if each.sentences
     ]
@@ -178,25 +157,15 @@ Column = Quantity | tuple[str, Callable[[Point], Cell]]
 """A quantity, of which the median is shown, or a heading and what its column shows of a point."""
 
 
-@dataclass(frozen=True)
-class Topic:
-    """What the section of an experiment says about one thing; contents.toml explains the fields."""
-
-    slug: str
-    title: str
-    figures: Sequence[str] = ()
-    published: Sequence[str] = ()
-    note: str = ""
-
-    def make_table(self, experiment: Experiment, prefix: str) -> ReportTable | None:
-        """Returns its table without empty columns; None if it has no rows."""
-        headings, rows, notes = TABLES[self.slug](experiment)
-        if not rows:
-            return None
-        notes = [self.note] * bool(self.note) + [*notes]
-        notes += map(str, published(experiment, *self.published))
-        table = ReportTable(f"{prefix}-{self.slug}", self.title, headings, rows, notes)
-        return table.without_empty_columns()
+def topic_table(experiment: Experiment, topic: Mapping[str, Any]) -> ReportTable | None:
+    """Returns the table of a topic of contents.toml, without empty columns; None without rows."""
+    headings, rows, notes = TABLES[topic["slug"]](experiment)
+    if not rows:
+        return None
+    told = map(str, published(experiment, *topic.get("published", ())))
+    notes = [*filter(None, [topic.get("note")]), *notes, *told]
+    slug = f"{experiment.slug}-{topic['slug']}"
+    return ReportTable(slug, topic["title"], headings, rows, notes).without_empty_columns()
 
 
 def of_points(
@@ -302,18 +271,6 @@ TABLES: dict[str, Callable[[Experiment], Content]] = {
 }
 """What makes the table of a topic."""
 
-TOPICS = [Topic(**each) for each in contents()["topics"]]
-
-
-def free_slug(experiment: Experiment, taken: Collection[str]) -> str:
-    """Returns the beginning of the names of a section's files, which no other section has."""
-    stem = f"{file_name(experiment.benchmark)}-{experiment.mode}"
-    slugs = (stem, *(f"{stem}-{i}" for i in range(2, len(taken) + 2)))
-    return next(each for each in slugs if each not in taken)
-
-
-MAX_LISTED = 6
-
 
 def _note(name: str, num_runs: int = 0, /, **words: object) -> str:
     """Returns a note of contents.toml."""
@@ -345,12 +302,12 @@ def _which(experiment: Experiment) -> Iterator[str]:
     finished = all_runs["status"] == "ok"
     if not finished.all():
         yield _note("unfinished", statuses=_counted(all_runs.loc[~finished, "status"]))
-    for why, num in sorted(Counter(known(all_runs[finished], "perturbed_by")).items()):
+    for why, num in sorted(Counter(ex.known(all_runs[finished], "perturbed_by")).items()):
         yield _note("perturbed", num, verb="was" if num == 1 else "were", why=why)
     for why, num in sorted(Counter(filter(None, runs["stopped"])).items()):
         yield _note("stopped", num, why=why)
-    name = merit(runs)
-    if name and (num := num_diverged(runs, name)):
+    name = ex.merit(runs)
+    if name and (num := ex.num_diverged(runs, name)):
         yield _note("diverged", num, merit=name)
 
 
@@ -372,13 +329,13 @@ def _energy(experiment: Experiment) -> Iterator[str]:
     for kind in ("estimated", "simulated"):
         if num := int((measured["energy_kind"] == kind).sum()):
             yield _note("energy_kind", num, kind=kind)
-    parts = covered(runs)
+    parts = ex.covered(runs)
     if len(parts) > 1:
         yield _note("energy_parts", parts="; ".join(parts))
 
 
 def _data(experiment: Experiment) -> Iterator[str]:
-    num, of_all = known(experiment.runs, "synthetic").count(True), len(experiment.runs)
+    num, of_all = ex.known(experiment.runs, "synthetic").count(True), len(experiment.runs)
     if num:
         yield _note("synthetic" if num == of_all else "some_synthetic", of_all, num=num)
 
@@ -387,7 +344,7 @@ def _settings(experiment: Experiment) -> Iterator[str]:
     """Names what differs between clusters and laptops, or between runs that should be alike."""
     runs = experiment.runs
     for column in sorted(name for name in map(str, runs) if name.startswith("version_")):
-        values = sorted(set(known(runs, column)))
+        values = sorted(set(ex.known(runs, column)))
         if len(values) > 1:
             yield _note("versions", name=column.removeprefix("version_"), versions=listed(values))
     told = set()
@@ -401,9 +358,9 @@ def _settings(experiment: Experiment) -> Iterator[str]:
     engines = sorted(set(filter(None, runs["engine"])))
     if len(engines) > 1:
         yield _note("engines", engines=listed(engines))
-    fusions = sorted(set(known(experiment.all_runs, "fusion")))
+    fusions = sorted(set(ex.known(experiment.all_runs, "fusion")))
     fusion = f"; Horovod's fusion: {listed(fusions)}" if fusions else ""
-    found = set(known(experiment.all_runs, "deterministic"))
+    found = set(ex.known(experiment.all_runs, "deterministic"))
     if found:
         kind = "some_" if len(found) > 1 else "not_" if found == {False} else ""
         yield _note(f"{kind}deterministic", fusion=fusion)
@@ -417,7 +374,7 @@ def _measured(experiment: Experiment) -> Iterator[str]:
     if num := sum(each is not None and each.clock_waits_for == "element" for each in facts):
         yield _note("element", num)
     warnings = Counter(text for record in records for text in record.warnings or ())
-    for text, num in warnings.most_common(MAX_LISTED):
+    for text, num in warnings.most_common(6):
         yield _note("warning", num, text=text)
 
 

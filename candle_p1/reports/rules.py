@@ -9,38 +9,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from statistics import median
+from typing import NamedTuple
 
 import pandas as pd
 
 from candle_p1.reports import experiments as ex
 from candle_p1.reports import gains
-from candle_p1.reports.experiments import (
-    ENERGY,
-    MIN_IN_RATIO,
-    TOTAL,
-    Experiment,
-    Point,
-    Quantity,
-    Series,
-    describe,
-    time_parts,
-)
+from candle_p1.reports import statistics as stat
+from candle_p1.reports.experiments import Experiment, Point, Quantity, Series, describe
 from candle_p1.reports.frame import BATCH, LOADING, STRONG, TRAINING, WAITING, MissingDataError, Run
 from candle_p1.reports.gains import Improvement, improvements
-from candle_p1.reports.published import published, published_epochs
-from candle_p1.reports.statistics import (
-    Estimate,
-    contents,
-    estimate_difference,
-    estimate_ratio,
-    interval,
-    listed,
-    number,
-    percent,
-)
+from candle_p1.reports.published import published as published_about
+from candle_p1.reports.published import published_epochs
+from candle_p1.reports.statistics import contents, listed
 from candle_p1.text import count
 
 MAX_SENTENCES = MAX_NAMES = 6
@@ -56,28 +39,19 @@ SLOW_LOADERS = ("original", "chunked", "chunked_rows", "dask", "arrow", "polars"
 """With these, every rank reads the whole file."""
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A kind of finding; contents.toml explains its fields. `claims` is a key of CLAIMS."""
-
-    claims: str
-    title: str
-    topic: str
-    published: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """What the records of an experiment say about one thing.
 
     Attributes:
+        topic: The slug of the topic whose table has the numbers.
         sentences: What the records show.
         published: What the paper says about the same.
         inconclusive: What the records show without significance.
         missing: What could not be said and which data are missing; "" where nothing is.
     """
 
-    rule: Rule
+    title: str
+    topic: str
     sentences: tuple[str, ...]
     published: tuple[str, ...]
     inconclusive: tuple[str, ...]
@@ -86,27 +60,29 @@ class Finding:
 
 def find(experiment: Experiment) -> list[Finding]:
     """Returns what the records of an experiment show, and what they do not allow one to say."""
-    return [_apply(rule, experiment) for rule in RULES]
+    return [_apply(experiment, **rule) for rule in contents()["rules"]]
 
 
-def _apply(rule: Rule, experiment: Experiment) -> Finding:
+def _apply(
+    experiment: Experiment, claims: str, title: str, topic: str, published: Sequence[str] = ()
+) -> Finding:
     sure: list[str] = []
     unsure: list[str] = []
     missing = ""
     try:
-        for holds, sentence in CLAIMS[rule.claims](experiment):
+        for holds, sentence in CLAIMS[claims](experiment):
             (sure if holds else unsure).append(sentence)
         missing = "" if sure or unsure else "no runs can be compared"
     except MissingDataError as error:
         missing = str(error)
-    if rule.topic in IN_TABLES and (more := len(sure) - MAX_SENTENCES) > 0:
+    if topic in IN_TABLES and (more := len(sure) - MAX_SENTENCES) > 0:
         sure = [*sure[:MAX_SENTENCES], f"the table has {more} more"]
     names = tuple(series.name for series in experiment.series)
     sentences = tuple(
         f"{text if text.startswith(names) else text[0].upper() + text[1:]}." for text in sure
     )
-    told = tuple(map(str, published(experiment, *rule.published))) if sure else ()
-    return Finding(rule, sentences, told, tuple(unsure[:MAX_SENTENCES]), missing)
+    told = tuple(map(str, published_about(experiment, *published))) if sure else ()
+    return Finding(title, topic, sentences, told, tuple(unsure[:MAX_SENTENCES]), missing)
 
 
 def on_ranks(counts: Sequence[int]) -> str:
@@ -121,7 +97,7 @@ def gained(gain: Improvement) -> str:
         verb, change = "worsened", change.map(lambda value: -value)
     where = on_ranks([gain.num_ranks]) if gain.num_ranks else "over all numbers of ranks"
     of = "run" if gain.num_ranks else "pair"
-    return f"{verb} by {number(change.value)} % ({interval(change, of)}) {where}"
+    return f"{verb} by {stat.number(change.value)} % ({stat.interval(change, of)}) {where}"
 
 
 def dominating_parts(experiment: Experiment) -> Iterator[Claim]:
@@ -175,7 +151,7 @@ def _dominating_part(point: Point) -> tuple[str, float] | None:
 
     None where that is not the same part in all runs.
     """
-    parts = time_parts(point.runs)
+    parts = ex.time_parts(point.runs)
     largest = parts.idxmax(axis=1).unique()
     shares = parts[largest[0]] / parts.sum(axis=1)
     return (largest[0], shares.median()) if len(largest) == 1 and shares.notna().any() else None
@@ -186,7 +162,7 @@ def _part_words(part: str, counts: tuple[int, ...], members: list[Series]) -> st
     points = [point for each in members for num in counts if (point := each.at(num))]
     shares = [found[1] for point in points if (found := _dominating_part(point))]
     num_runs = sum(len(point.runs) for point in points)
-    low, high = percent(min(shares)), percent(max(shares))
+    low, high = stat.percent(min(shares)), stat.percent(max(shares))
     span = low if low == high else f"{low.removesuffix(' %')} to {high}"
     return f"{part} {on_ranks(counts)} ({span} of the total time, {count(num_runs, 'run')})"
 
@@ -204,9 +180,9 @@ def _advice(experiment: Experiment, series: Series, part: str) -> str:
 
 def _about_training(experiment: Experiment, series: Series) -> str:
     runs: list[Run] = list(series.timed[-1].runs["run"])
-    times = [times for point in series.timed if (times := point.positive(TOTAL))]
+    times = [times for point in series.timed if (times := point.positive(ex.TOTAL))]
     trained, needed = runs[0]["epochs_per_rank"] or 0, published_epochs(experiment)
-    gain = estimate_ratio(times[-2], times[-1]) if len(times) > 1 else None
+    gain = stat.estimate_ratio(times[-2], times[-1]) if len(times) > 1 else None
     if experiment.mode != STRONG:
         kind = "weak"
     elif all(map(_uses_all_cores, runs)):
@@ -214,7 +190,7 @@ def _about_training(experiment: Experiment, series: Series) -> str:
     elif gain is None:
         kind = "one_size"
     elif gain.low <= 1:
-        words = {"factor": number(gain.value), "interval": interval(gain)}
+        words = {"factor": stat.number(gain.value), "interval": stat.interval(gain)}
         return str(contents()["training"]["no_gain"].format(**words))
     elif not needed or runs[0]["settings"].get("data_parallel") == "batch_step":
         kind = "gains"
@@ -236,14 +212,14 @@ def _measured_gain(experiment: Experiment, series: Series) -> str:
     other = next((each for each in experiment.series if each.settings == settings), None)
     if other is None:
         return "its effect was not measured here"
-    for each in improvements(series, other, TOTAL):
+    for each in improvements(series, other, ex.TOTAL):
         if each.percent.excludes(0) and each.num_ranks in (series.timed[-1].num_ranks, None):
             return f"here the total time {gained(each)}"
     return "its effect here is not significant, or was measured in too few runs"
 
 
 def _improvement(experiment: Experiment, *, quantity: Quantity, of_method: bool) -> Iterator[Claim]:
-    if quantity is ENERGY:
+    if quantity is ex.ENERGY:
         parts = ex.covered(experiment.runs)
         if not parts:
             raise MissingDataError("energy was not measured in any run")
@@ -277,12 +253,12 @@ def _batch_strategies(experiment: Experiment) -> Iterator[Claim]:
             name = ex.merit(experiment.runs)
             if name and not experiment.limits:
                 yield from _first(experiment, num_ranks, ex.quality_on_test(name))
-            yield from _first(experiment, num_ranks, TOTAL)
+            yield from _first(experiment, num_ranks, ex.TOTAL)
 
 
 def _first(experiment: Experiment, num_ranks: int, quantity: Quantity) -> Iterator[Claim]:
     """Yields which series is first on a number of ranks, and how far ahead of the next."""
-    is_time = quantity is TOTAL
+    is_time = quantity is ex.TOTAL
     runs_of: dict[str, list[pd.DataFrame]] = defaultdict(list)
     for series in experiment.series:
         settings = series.settings if is_time else gains.about_quality(series.settings)
@@ -295,7 +271,7 @@ def _first(experiment: Experiment, num_ranks: int, quantity: Quantity) -> Iterat
         runs = pd.concat(frames)
         values = ex.known(runs, quantity)
         num_without += len(runs) - len(values)
-        values = [value for value in values if value > MIN_IN_RATIO]
+        values = [value for value in values if value > ex.MIN_IN_RATIO]
         values = values if is_time else gains.of_each_seed(runs, quantity)
         if values:
             ranking.append((median(values), name, values))
@@ -305,14 +281,16 @@ def _first(experiment: Experiment, num_ranks: int, quantity: Quantity) -> Iterat
     ranking.sort(key=lambda each: each[0], reverse=more)
     (value, first, values_first), (next_value, second, values_second) = ranking[:2]
     if is_time:
-        ahead = estimate_ratio(values_second, values_first)
+        ahead = stat.estimate_ratio(values_second, values_first)
     else:
-        ahead = estimate_difference(values_first, values_second)
+        ahead = stat.estimate_difference(values_first, values_second)
     unit = f" {quantity.unit}" if quantity.unit else ""
     most, kind = ("shortest", "factor") if is_time else ("best", "difference")
     without = f". Left out: {count(num_without, 'run')} without a number" if num_without else ""
-    best = f"{first} has the {most} {quantity.title}, {number(value)}{unit}"
-    following = f"the next is {second} with {number(next_value)}{unit}, a {kind} of {_told(ahead)}"
+    best = f"{first} has the {most} {quantity.title}, {stat.number(value)}{unit}"
+    following = (
+        f"the next is {second} with {stat.number(next_value)}{unit}, a {kind} of {_told(ahead)}"
+    )
     told = f"{on_ranks([num_ranks])}, {best}; {following}{without}"
     yield ahead.excludes(1 if is_time else 0), told
 
@@ -381,24 +359,22 @@ def _verdict(
     also = f"; at {least.epochs}, {_told(least.difference)}" if least is not nearest else ""
     if not all(each.is_excluded for each in drops):
         return False, f"may or may not {fall} {below}: {at_nearest}{also}"
-    threshold = gains.DROP_THRESHOLD if more_is_better else percent(gains.DROP_THRESHOLD)
+    threshold = gains.DROP_THRESHOLD if more_is_better else stat.percent(gains.DROP_THRESHOLD)
     return True, f"does not {fall} by {threshold} or more {below}{differs}: {at_nearest}{also}"
 
 
-def _told(estimate: Estimate) -> str:
-    return f"{number(estimate.value)} ({interval(estimate)})"
+def _told(estimate: stat.Estimate) -> str:
+    return f"{stat.number(estimate.value)} ({stat.interval(estimate)})"
 
 
 CLAIMS: dict[str, Callable[[Experiment], Iterable[Claim]]] = {
     "dominating_parts": dominating_parts,
-    "time_of_method": partial(_improvement, quantity=TOTAL, of_method=True),
-    "time_of_others": partial(_improvement, quantity=TOTAL, of_method=False),
-    "energy_of_method": partial(_improvement, quantity=ENERGY, of_method=True),
-    "energy_of_others": partial(_improvement, quantity=ENERGY, of_method=False),
+    "time_of_method": partial(_improvement, quantity=ex.TOTAL, of_method=True),
+    "time_of_others": partial(_improvement, quantity=ex.TOTAL, of_method=False),
+    "energy_of_method": partial(_improvement, quantity=ex.ENERGY, of_method=True),
+    "energy_of_others": partial(_improvement, quantity=ex.ENERGY, of_method=False),
     "epochs_needed": _epochs_needed,
     "batch_strategies": _batch_strategies,
     "what_to_change": what_to_change,
 }
 """What yields what the records show; raises MissingDataError where they lack what it needs."""
-
-RULES = [Rule(**each) for each in contents()["rules"]]

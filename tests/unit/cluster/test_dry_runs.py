@@ -11,7 +11,7 @@ import shutil
 import pytest
 from click.testing import CliRunner
 
-from candle_p1.cli.submit import command
+from candle_p1.cli.submit import submit_command
 from tests.conftest import ROOT
 from tests.expected import check_expected
 
@@ -32,7 +32,7 @@ def printed(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
 
     def printed(line):
-        result = CliRunner().invoke(command, line.split(), standalone_mode=False)
+        result = CliRunner().invoke(submit_command, line.split(), standalone_mode=False)
         assert result.exception is None, result.exception
         assert not (here / "output").exists()
         text = re.sub(r" \\\n *", " ", result.output)  # where lines are folded depends on paths

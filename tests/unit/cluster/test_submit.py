@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from candle_p1.cli.submit import command
+from candle_p1.cli.submit import submit_command
 from candle_p1.errors import CandleError, ParameterError, SetupError
 from tests.conftest import ROOT
 
@@ -40,7 +40,7 @@ def study(tmp_path):
 
 
 def submit(*arguments):
-    result = CliRunner().invoke(command, [*map(str, arguments)], standalone_mode=False)
+    result = CliRunner().invoke(submit_command, [*map(str, arguments)], standalone_mode=False)
     if isinstance(result.exception, CandleError):
         raise result.exception
     assert result.exception is None, result.output
@@ -182,7 +182,7 @@ def test_a_local_job_runs_immediately_and_its_exit_code_is_the_commands(
     of_script = {"VENV": str(tmp_path), "PYTHON": sys.executable, "PREFLIGHT": "0"}
     for name, value in of_script.items():
         monkeypatch.setenv(f"CANDLE_P1_{name}", value)
-    result = CliRunner().invoke(command, ["p1b3", "--machine", "local"])
+    result = CliRunner().invoke(submit_command, ["p1b3", "--machine", "local"])
     assert result.exit_code == 5
     assert "p1b3_baseline_keras2.py" in (tmp_path / "argv").read_text()
     assert (tmp_path / "output/p1b3/EXP000/JOB000/job.sh").exists()

@@ -58,7 +58,7 @@ def run(tmp_path):
 
 def test_the_figure_of_gains_names_the_lines_of_the_method_of_the_paper():
     records = [planted_record(num_ranks=2, loader=name) for name in ("original", "chunked", "dask")]
-    ((drawing,), _) = draw_figures(experiment_of(*records), "t", ["improvement"])
+    ((drawing,), _) = draw_figures(experiment_of(*records), ["improvement"])
     assert "chunked over original corresponds to the paper's Figures 11 and 13" in drawing.caption
     for base in ("original", "chunked"):
         assert f"against loader {base}" in drawing.svg

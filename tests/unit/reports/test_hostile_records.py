@@ -118,8 +118,8 @@ def test_names_in_records_do_not_choose_where_files_go(tmp_path, monkeypatch, va
         (tmp_path / f"in/here/run{i}/run.json").write_text(json.dumps(content))
     before = set(tmp_path.rglob("*"))
 
-    def draw_one(experiment, slug):
-        return [Drawing(slug, "title", "caption", "<svg></svg>", b"", 1.0)], []
+    def draw_one(experiment):
+        return [Drawing(experiment.slug, "title", "caption", "<svg></svg>", b"", 1.0)], []
 
     monkeypatch.setattr("candle_p1.reports.report.draw_figures", draw_one)
     assert invoke("report", tmp_path / "in", "-o", out).exit_code == 0

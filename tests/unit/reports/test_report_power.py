@@ -8,7 +8,8 @@ import pytest
 
 from candle_p1.records.rank_stats import Joules, Watts
 from candle_p1.reports.frame import Run
-from candle_p1.reports.report import TOPICS
+from candle_p1.reports.report import topic_table
+from candle_p1.reports.statistics import contents
 from tests.planted_records import changed, experiment_of, planted_record
 
 NUM_GPUS, NUM_NODES = 12, 2
@@ -34,8 +35,8 @@ def measured(record, power_w, **facts):
 
 
 def rows_of(experiment, slug):
-    (topic,) = [each for each in TOPICS if each.slug == slug]
-    table = topic.make_table(experiment, "nt3")
+    (topic,) = [each for each in contents()["topics"] if each["slug"] == slug]
+    table = topic_table(experiment, topic)
     return table, list(csv.DictReader(io.StringIO(table.to_csv())))
 
 

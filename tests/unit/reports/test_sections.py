@@ -16,8 +16,9 @@ from candle_p1.reports.compare import Side, compare
 from candle_p1.reports.experiments import group
 from candle_p1.reports.export import extrap_files, tidy, to_csv
 from candle_p1.reports.frame import Run
-from candle_p1.reports.report import TOPICS, notes_on
+from candle_p1.reports.report import notes_on, topic_table
 from candle_p1.reports.rules import find
+from candle_p1.reports.statistics import contents
 from candle_p1.toml_file import read_toml
 from tests.conftest import ROOT
 from tests.expected import check_expected
@@ -86,12 +87,12 @@ def findings_on(experiment):
     for finding, kind in product(find(experiment), kinds):
         texts = getattr(finding, kind)
         for text in filter(None, [texts] if kind == "missing" else texts):
-            yield f"{finding.rule.title}, {kind}: {facts_of(text)}"
+            yield f"{finding.title}, {kind}: {facts_of(text)}"
 
 
 def table_of(experiment, slug):
-    (topic,) = [each for each in TOPICS if each.slug == slug]
-    table = topic.make_table(experiment, "")
+    (topic,) = [each for each in contents()["topics"] if each["slug"] == slug]
+    table = topic_table(experiment, topic)
     if table is None:
         return ["nothing"]
     return [*rounded(table.to_csv()).splitlines(), *filter(None, map(facts_of, table.notes))]

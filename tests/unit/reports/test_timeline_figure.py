@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from candle_p1.cli.timeline import command
+from candle_p1.cli.timeline import timeline_command
 from candle_p1.records.per_rank import PER_RANK_NAME
 from candle_p1.records.record import read_record, write_record
 from candle_p1.reports.charts import draw_figures
@@ -84,7 +84,7 @@ def test_runs_are_drawn_one_above_the_other_on_one_time_axis(tmp_path):
 
 def drawn(directory):
     (experiment,) = group(read_runs([directory]).runs)
-    figures, _ = draw_figures(experiment, "nt3-strong")
+    figures, _ = draw_figures(experiment)
     return [each for each in figures if each.slug.endswith("timeline")]
 
 
@@ -135,7 +135,7 @@ def test_the_summary_adds_the_waiting_that_the_record_has(tmp_path):
     run = traced(tmp_path, "original", 20.0, 40.0)
     arguments = ["summary", str(run.timeline_file), "--json", str(tmp_path / "summary.json")]
     for record, overhead_s in (([], 1.25), (["--record", str(run.path)], 41.25)):
-        done = CliRunner().invoke(command, arguments + record, catch_exceptions=False)
+        done = CliRunner().invoke(timeline_command, arguments + record, catch_exceptions=False)
         broadcast = json.loads((tmp_path / "summary.json").read_text())["broadcast"]
         assert broadcast["overhead_s"] == pytest.approx(overhead_s)
         assert f"broadcast overhead {overhead_s:.3f} s" in done.output
