@@ -61,7 +61,7 @@ ONE_MPI = "set MPI4PY_LIBMPI to the library that belongs to the launcher"
 BUILD_WITH_IT = ", and build Horovod with its mpicxx on PATH: make setup MPI=system"
 MORE_GPUS = (
     "check nvidia-smi and CUDA_VISIBLE_DEVICES there, request the GPUs from the scheduler, exclude"
-    " the node, or state how many GPUs a node needs: --gpus"
+    " the node, or state how many GPUs each node needs: --gpus"
 )
 GPU_EACH = (
     "let the launcher give each rank its own GPU (jsrun -g1, srun --gpus-per-task=1), or let all"
@@ -69,7 +69,7 @@ GPU_EACH = (
 )
 MORE_SPACE = {
     SHARED_MEMORY: "free or enlarge it (docker run --shm-size=8g, mount -o remount,size=8g), or"
-    " state what the job needs: --shm_gib, which is 0 if TMPDIR has the space instead",
+    " state what the job needs: --shm_gib (0 if TMPDIR has the space instead)",
     "results": "choose a writable directory with enough space: --output",
     "data": "set CANDLE_DATA_DIR to a writable directory with enough space",
     MEMORY: "exclude the node, request more memory, or state what the job needs: --memory_gib",
@@ -145,9 +145,6 @@ class NodeFacts:
     def engine(self) -> str:
         """What several ranks average gradients with."""
         return engine_of(self.backend)
-
-
-Check = Callable[[Sequence[NodeFacts], Needs], Iterator[Finding]]
 
 
 def find_software(*, with_mpi: bool) -> dict[str, Any]:
@@ -330,7 +327,7 @@ def check_gpus(facts: Sequence[NodeFacts], needs: Needs) -> Iterator[Finding]:
         what = f"{crowded[0].local_size} ranks share {len(crowded[0].gpus or ())} GPUs"
         yield fault(crowded, what, "start at most one rank per GPU")
     elif sharing:
-        yield fault(sharing, "all ranks see the same single GPU", GPU_EACH)
+        yield fault(sharing, "all ranks of a node see the same single GPU", GPU_EACH)
     elif blind:
         what = f"an NVIDIA driver is installed but {BACKENDS[blind[0].backend]} sees no GPU"
         kind = ENGINES[blind[0].engine]

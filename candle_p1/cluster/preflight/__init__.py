@@ -35,7 +35,7 @@ from candle_p1.options import FiniteRange
 from candle_p1.text import print_error
 from candle_p1.training.screen import Screen
 
-CHECKS: Sequence[checks.Check] = (
+CHECKS = (
     *(checks.check_ranks, checks.check_engine, checks.check_packages, checks.check_mpi),
     *(checks.check_gpus, checks.check_space, checks.check_files, checks.check_clocks),
 )
@@ -91,22 +91,20 @@ def _option(kind: Any, text: str, flag: str, name: str = "") -> Callable[..., An
 
 
 AMOUNT, PATH = FiniteRange(min=0), click.Path(path_type=Path)
-
-
 SETTINGS: dict[str, Any] = {
     "help_option_names": ["-h", "--help"],
     "token_normalize_func": lambda name: name.replace("-", "_"),  # as for candle-p1
 }
-GPUS = "GPUs that a node needs; default: what the job asked for, or what most nodes have."
-DISK = "GiB that have to be free for results, and for data and caches in CANDLE_DATA_DIR."
+GPUS = "GPUs that each node needs; default: what the job requested, or what most nodes have."
+DISK = "GiB that must be free for results, and for data and caches in CANDLE_DATA_DIR."
 
 
 @click.command("preflight", context_settings=SETTINGS)
 @_option(PATH, "Directory for results.", "--output")
-@_option(PATH, "A data file that every node has to see; may be repeated.", "--file", "files")
+@_option(PATH, "A data file that every node must see; may be repeated.", "--file", "files")
 @_option(click.IntRange(0), GPUS, "--gpus", "num_gpus")
-@_option(AMOUNT, "GiB that have to be free in /dev/shm.", "--shm_gib")
-@_option(AMOUNT, "GiB of memory that have to be free.", "--memory_gib")
+@_option(AMOUNT, "GiB that must be free in /dev/shm.", "--shm_gib")
+@_option(AMOUNT, "GiB of memory that must be available.", "--memory_gib")
 @_option(AMOUNT, DISK, "--disk_gib")
 @_option(AMOUNT, "Seconds by which a node's clock may be off.", "--clock_s")
 def command(**needs: Any) -> Needs:
@@ -130,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         layout = launched_rank()
         needs = _parse(arguments, layout.rank)
         comm = connect()
-    except CandleError as error:  # perhaps on this node alone, and the others wait for this rank
+    except CandleError as error:  # perhaps on this node alone, while the others wait for this rank
         node = os.environ.get(NODE_VARIABLE) or platform.node()
         print_error(f"node {node}: {error}")
         sys.exit(EXIT_CODE)
@@ -150,8 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _end(error: CandleError, layout: LaunchedRank, comm: Communicator) -> NoReturn:
     """Exits after an error that all ranks have; one of them prints it."""
-    # To MPI every rank may be the only one. aprun does not tell the number of ranks, and rank 0 of
-    # these cannot know that there are others.
+    # MPI may see each rank as the only one. aprun does not tell the number of ranks, so rank 0
+    # cannot know that there are others.
     first = 0 if error.agreed or layout.size is not None else 1
     is_first = (comm.rank if error.agreed else layout.rank) == first
     if is_first:
