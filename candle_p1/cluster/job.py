@@ -100,13 +100,14 @@ class JobRequest:
         self._check_exclude()
         if machine.project_required and options.project is None:
             raise ParameterError(
-                f"{machine.name} charges jobs to a project: name yours with --project or in"
+                f"{machine.name} charges jobs to a project: set it with --project or"
                 " $CANDLE_P1_PROJECT"
             )
         if machine.num_nodes is not None and nodes > machine.num_nodes:
+            spare = f", of which {self._num_spare} replace excluded ones" if self._num_spare else ""
             raise ParameterError(
-                f"{count(nodes, 'node')}, of which {self._num_spare} are for those to exclude: a"
-                f" job on {machine.name} can have at most {machine.num_nodes:,}"
+                f"{count(nodes, 'node')}{spare}: a job on {machine.name} can have at most"
+                f" {machine.num_nodes:,}"
             )
         for value in (self.name, self.output, options.project or "", options.queue or ""):
             if value.split() not in ([], [value]):
@@ -120,7 +121,7 @@ class JobRequest:
         can_exclude = self.scheduler.exclude or self.scheduler.excludes_in_script
         for name in self.options.exclude:
             if not can_exclude or not re.fullmatch(pattern, name):
-                impossible = f"jobs on {self.machine.name} cannot be kept off nodes"
+                impossible = f"jobs on {self.machine.name} cannot exclude nodes"
                 why = "this is not the name of a node" if can_exclude else impossible
                 raise ParameterError(f"--exclude {name}: {why}")
 

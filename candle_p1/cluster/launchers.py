@@ -11,8 +11,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from candle_p1.cluster.machine import Layout, fill_in
 from candle_p1.distributed.launch_environment import (
@@ -31,12 +31,11 @@ MAX_RANKS_PER_CORE = 8
 """More ranks would exhaust the machine's memory before they trained."""
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A command line, and what the user should know about it."""
+class Launch(NamedTuple):
+    """A command line, and notes for the user that explain what is not obvious in it."""
 
-    command: list[str]  # What to execute
-    notes: list[str] = field(default_factory=list)  # Explanations of what is not obvious
+    command: list[str]
+    notes: Sequence[str] = ()
 
 
 def mpirun(
@@ -70,9 +69,7 @@ def mpirun(
         line += ["--map-by", ":OVERSUBSCRIBE", "--mca", "mpi_yield_when_idle", "1"]
         if as_root:
             line.append("--allow-run-as-root")
-            notes.append(
-                "you are root, which Open MPI has to be told to allow (--allow-run-as-root)"
-            )
+            notes.append("you are root, so Open MPI needs --allow-run-as-root")
     if num_ranks > num_cores:
         notes.append(
             f"{num_ranks} ranks share {count(num_cores, 'core')}: good for a test, not for timing"
@@ -103,8 +100,8 @@ def check_alone() -> None:
     this = launched_rank()
     if this.launcher != NOT_LAUNCHED and this.size != 1:
         raise ParameterError(
-            f"{this.launcher} started this process as one of several ({this.seen}), and this"
-            " command starts its own ranks: call it without a launcher"
+            f"{this.launcher} started this process as one of several ({this.seen}), but this"
+            " command starts its own ranks: run it without a launcher"
         )
 
 

@@ -107,13 +107,6 @@ class Row:
         return asdict(self.quantity) | sides | {kind: change, "verdict": self.verdict}
 
 
-class Pairing(NamedTuple):
-    """Runs of both sides that agree in the settings that differ within a side, in words."""
-
-    settings: str
-    rows: tuple[Row, ...]
-
-
 class Difference(NamedTuple):
     """Something that differs between the sides, with its values in words; `kind` is in KINDS."""
 
@@ -125,11 +118,15 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class RunComparison:
-    """A comparison of two sets of runs; the warnings say what makes the numbers hard to compare."""
+    """A comparison of two sets of runs; the warnings say what makes the numbers hard to compare.
+
+    The pairings are of runs of both sides that agree in the settings that differ within a side;
+    they are by these settings, in words.
+    """
 
     a: Side
     b: Side
-    pairings: tuple[Pairing, ...]
+    pairings: dict[str, list[Row]]
     differences: tuple[Difference, ...]
     warnings: tuple[str, ...]
 
@@ -139,12 +136,9 @@ class RunComparison:
             yield f"{name}: {side.name}, {count(len(side.timed), 'run')}"
         yield from (f"warning: {warning}" for warning in self.warnings)
         headings = ("quantity", "A", "B", "B / A", "")
-        for pairing in self.pairings:
-            rows = [
-                (row.quantity.heading, *row.medians, row.change, row.verdict)
-                for row in pairing.rows
-            ]
-            yield ReportTable("", pairing.settings, headings, rows)
+        for settings, rows in self.pairings.items():
+            cells = [(r.quantity.heading, *r.medians, r.change, r.verdict) for r in rows]
+            yield ReportTable("", settings, headings, cells)
         yield f"Medians, and B / A, or B - A for quality. {contents()['legend']}"
         if self.differences:
             yield ReportTable("", "differences", ("kind", "name", "A", "B"), self.differences)
@@ -165,8 +159,8 @@ class RunComparison:
         return sides | {
             "warnings": list(self.warnings),
             "comparisons": [
-                {"settings": pairing.settings, "quantities": [r.to_dict() for r in pairing.rows]}
-                for pairing in self.pairings
+                {"settings": settings, "quantities": [row.to_dict() for row in rows]}
+                for settings, rows in self.pairings.items()
             ],
             "differences": [difference._asdict() for difference in self.differences],
         }
@@ -197,20 +191,19 @@ def compare(a: Side, b: Side) -> RunComparison:
             " runs with the same settings and numbers of ranks"
         )
     warnings = (*_caveats(a, b), *unpaired)
-    return RunComparison(a, b, tuple(pairings), tuple(_differences(a, b)), warnings)
+    return RunComparison(a, b, pairings, tuple(_differences(a, b)), warnings)
 
 
-def _pair(a: Side, b: Side) -> tuple[list[Pairing], list[str]]:
+def _pair(a: Side, b: Side) -> tuple[dict[str, list[Row]], list[str]]:
     varied = _varied(a.timed["run"]) | _varied(b.timed["run"])
     groups = [_grouped(side.timed["run"], varied) for side in (a, b)]
     keys = groups[0].keys() | groups[1].keys()
-    pairings, unpaired = [], []
+    pairings, unpaired = dict[str, list[Row]](), []
     for key in sorted(keys, key=lambda key: [ex.by_value(value) for _, value in key]):
         settings = ex.describe(dict(key))
         of_a, of_b = (group.get(key) for group in groups)
         if of_a and of_b:
-            rows = _rows(load_frame(of_a), load_frame(of_b))
-            pairings.append(Pairing(settings, tuple(rows)))
+            pairings[settings] = _rows(load_frame(of_a), load_frame(of_b))
         else:
             unpaired.append(f"only {(a if of_a else b).name} has runs with {settings}")
     return pairings, unpaired

@@ -105,12 +105,12 @@ def compared(*sides):
     except ParameterError as error:
         yield f"refused: {facts_of(str(error))}"
         return
-    for pairing in comparison.pairings:
-        for row in pairing.rows:
+    for settings, rows in comparison.pairings.items():
+        for row in rows:
             change = row.change and [row.change.value, row.change.low, row.change.high]
             ends = " to ".join(f"{end:.5g}" for end in change or ())
             values = [", ".join(f"{value:.5g}" for value in side) for side in (row.a, row.b)]
-            name = f"{pairing.settings} {row.quantity.name}"
+            name = f"{settings} {row.quantity.name}"
             yield f"{name}: {' against '.join(values)}; {ends}; {facts_of(row.verdict)}"
     yield from map(str, comparison.differences)
     yield from (warning.partition(": ")[2] or facts_of(warning) for warning in comparison.warnings)
