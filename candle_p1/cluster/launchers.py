@@ -97,10 +97,10 @@ def on_this_machine(num_ranks: int, command: Sequence[str], python: str | None =
 
 def check_alone() -> None:
     """Raises ParameterError if a launcher started several processes: each would start ranks."""
-    this = launched_rank()
-    if this.launcher != NOT_LAUNCHED and this.size != 1:
+    rank = launched_rank()
+    if rank.launcher != NOT_LAUNCHED and rank.size != 1:
         raise ParameterError(
-            f"{this.launcher} started this process as one of several ({this.seen}), but this"
+            f"{rank.launcher} started this process as one of several ({rank.seen}), but this"
             " command starts its own ranks: run it without a launcher"
         )
 

@@ -44,12 +44,12 @@ that is the best so far would be saved as well.
 
 
 def continues(params: Mapping[str, Any]) -> bool:
-    """Tells whether a run with these parameters writes checkpoints, and begins from them."""
+    """Returns whether a run with these parameters writes checkpoints and resumes from them."""
     return are_saved(params) and params["ckpt_restart_mode"] != "off"
 
 
 def check_continues(params: Mapping[str, Any]) -> None:
-    """Raises ParameterError if the jobs of a chain with these parameters would begin anew."""
+    """Raises ParameterError if the jobs of a chain with these parameters would start over."""
     if not continues(params):
         raise ParameterError(
             "--chain continues runs from checkpoints, which the flags turn off: leave"
@@ -68,10 +68,10 @@ def _scripts(directory: Path) -> list[Path]:
 
 
 def was_submitted(directory: Path) -> bool:
-    """Tells whether a job was submitted whose record will be in this directory.
+    """Returns whether a job has been submitted whose record will be in this directory.
 
     A job of a study that failed before its ranks started does not count: it renamed its script.
-    Nor do the jobs of a chain, if none of them will continue the run any more.
+    Nor do the jobs of a chain if none of them is left to continue the run.
     """
     if not any(script.exists() for script in _scripts(directory)):
         return False
@@ -138,9 +138,9 @@ def write_script(script: Path, text: str, num_jobs: int | None = None) -> None:
 def submit(
     job: JobRequest, script: Path, after: str | None = None, num_jobs: int | None = None
 ) -> list[str]:
-    """Submits a script after a job with the id `after`, as often as its chain has jobs.
+    """Submits a script once for each job of its chain, after the job with the id `after`.
 
-    Returns the ids of the jobs, each of which waits for the end of the one before.
+    Returns the ids of the jobs, each of which waits for the end of the previous one.
 
     Raises:
         SetupError: There is no scheduler here, or it refuses the first job; the script is removed,
@@ -185,8 +185,8 @@ def _submit(job: JobRequest, script: Path, after: str | None, output: str | None
 def run_here(command: Sequence[str], directory: Path, num_jobs: int = 1) -> int:
     """Runs the command of a job up to `num_jobs` times, until the run in a directory is complete.
 
-    Ctrl-C reaches the job that is running. Its end is awaited, and no other job follows. Returns
-    the exit code of the last job.
+    Ctrl-C reaches the running job; this waits for its end, and starts no other. Returns the exit
+    code of the last job.
     """
     interrupts = list[object]()
     # Not SIG_IGN, which the job would inherit.
@@ -256,7 +256,7 @@ class JobArray:
     def submit(self, after: str | None = None) -> str:
         """Submits the array, or its only job, after the array with the id `after`; returns the id.
 
-        The jobs have their scripts already.
+        The scripts of the jobs already exist.
 
         Raises:
             SetupError: There is no scheduler here, or it refuses the array; all scripts are gone.

@@ -1,8 +1,8 @@
-"""Records as a table: what is known of a run, by the name of its column.
+"""Records as a table: the facts of a run, by the names of their columns.
 
-A run is a row of the table that `load_frame` returns; `Run.facts` is that row. All numbers of
-reports, comparisons and exports come from there. Values of single ranks, which take long to read,
-are not in it: they are beside the record, in `Run.per_rank`.
+A run is a row of the table that `load_frame` returns; `Run.facts` is that row. All numbers in
+reports, comparisons and exports come from it. Values of individual ranks, which take long to read,
+are not in it, but in `Run.per_rank`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 DATA, ENGINE, HOROVOD = "data", "engine", "HOROVOD_"
-"""Settings: the data, what averaged the gradients, and how the names of Horovod's own begin."""
+"""Settings: the data, what averaged the gradients, and the prefix of Horovod's own."""
 
 PLANNED = ("epochs_scaling", "batch_scaling", "lr_scaling", "data_parallel")
 """Settings for which the plan has the resolved values."""
@@ -67,7 +67,7 @@ PLACES = {
     "power_w": "energy.mean_w",
     "power_hz": "energy.power_hz",
 }
-"""Where in a record the values of columns stand."""
+"""The places of the values of columns in a record."""
 
 PARTS = (
     "start-up", "data loading", "waiting for the slowest loader", "training", "communication",
@@ -110,7 +110,7 @@ class Run:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """What is known of it, by the names of columns."""
+        """The row of the run, by the names of columns."""
         return {"run": self, "record": printable(str(self.path))} | _facts(self.record)
 
     @cached_property
@@ -279,7 +279,7 @@ def _hardware(record: RunRecord) -> dict[str, Any]:
 
 
 def _at(section: Any, place: str) -> Any:
-    """Returns what stands at a place of a record, such as "training.epochs"; None if nothing."""
+    """Returns the value at a place of a record, such as "training.epochs"; None without one."""
     for name in place.split("."):
         is_mapping = isinstance(section, Mapping)
         section = section.get(name) if is_mapping else getattr(section, name, None)
