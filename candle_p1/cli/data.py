@@ -127,7 +127,7 @@ def fetch_command(
 def _pairs(context: click.Context, option: click.Parameter, given: Sequence[str]) -> dict[str, str]:
     """Returns what options of the form KEY=VALUE say."""
     if wrong := [each for each in given if not all(each.partition("="))]:
-        raise click.BadParameter(f"{wrong[0]!r} is not of the form {base.option.metavar}")
+        raise click.BadParameter(f"{wrong[0]!r} is not of the form {option.metavar}")
     return dict(each.split("=", 1) for each in given)
 
 

@@ -296,7 +296,7 @@ def _run_directory(name: str, params: ParameterSet) -> tuple[Path, list[str]]:
 def _chain_note(scheduler: Scheduler, num_jobs: int) -> str:
     if not scheduler.wait:
         return f"run up to {num_jobs} times, one after the other, until the run is complete"
-    wait = shlex.join(base.option.format("JOB") for base.option in scheduler.wait)
+    wait = shlex.join(each.format("JOB") for each in scheduler.wait)
     return f"submitted {num_jobs} times, after the first with {wait}, where JOB is the previous one"
 
 
