@@ -104,10 +104,10 @@ class JobRequest:
                 " $CANDLE_P1_PROJECT"
             )
         if machine.num_nodes is not None and nodes > machine.num_nodes:
-            spare = f", of which {self._num_spare} replace excluded ones" if self._num_spare else ""
+            spares = f", including {count(self._num_spare, 'spare')} for excluded ones"
             raise ParameterError(
-                f"{count(nodes, 'node')}{spare}: a job on {machine.name} can have at most"
-                f" {machine.num_nodes:,}"
+                f"{count(nodes, 'node')}{spares * bool(self._num_spare)}: a job on {machine.name}"
+                f" can have at most {machine.num_nodes:,}"
             )
         for value in (self.name, self.output, options.project or "", options.queue or ""):
             if value.split() not in ([], [value]):

@@ -143,7 +143,7 @@ def test_a_chain_whose_later_jobs_are_refused(scheduler, tmp_path):
         ("--machine theta --exclude n1", "--exclude n1: jobs on theta"),
         ("--machine slurm --exclude n1;reboot", "--exclude n1;reboot"),
         ("--machine pbs --exclude n[1-3]", r"--exclude n\[1-3\]"),
-        ("--machine two.toml --nodes 2 --exclude n1", r"3 nodes, of which 1 .* at most 2"),
+        ("--machine two.toml --nodes 2 --exclude n1", r"3 nodes, including 1 .* at most 2"),
         ("--machine slurm --container absent.sif", "--container absent.sif"),
         ("--machine slurm --container a:b --stage_env", "cannot be combined"),
         ("--machine slurm --study study.toml --nodes 2", "--nodes .*--study"),
