@@ -54,7 +54,9 @@ def together(*options: Callable[..., Any]) -> Callable[..., Any]:
     return lambda command: functools.reduce(lambda made, add: add(made), options[::-1], command)
 
 
-def option(flags: str, text: str, kind: Any = None, *, name: str = "", **more: Any) -> Any:
+def option(
+    flags: str, text: str, kind: Any = None, *, name: str = "", **more: Any
+) -> Callable[..., Any]:
     """Returns an option with one flag or several; a list is of words to choose from."""
     kind = click.Choice(kind) if isinstance(kind, (list, tuple)) else kind
     return click.option(*flags.split(), *name.split(), type=kind, help=text, **more)
@@ -62,12 +64,14 @@ def option(flags: str, text: str, kind: Any = None, *, name: str = "", **more: A
 
 def number_option(
     flags: str, text: str, default: int | None = None, least: int = 1, most: Any = None, **more: Any
-) -> Any:
+) -> Callable[..., Any]:
     """Returns an option that takes an integer."""
     return option(flags, text, click.IntRange(least, most), default=default, **more)
 
 
-def file_option(flags: str, text: str, *, allow_dash: bool = False, **more: Any) -> Any:
+def file_option(
+    flags: str, text: str, *, allow_dash: bool = False, **more: Any
+) -> Callable[..., Any]:
     """Returns an option that takes a file to write, in a directory where this is possible."""
 
     def check(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
@@ -83,7 +87,7 @@ def file_option(flags: str, text: str, *, allow_dash: bool = False, **more: Any)
     return option(flags, text, kind, callback=check, **more)
 
 
-def json_option(what: str = "all results") -> Any:
+def json_option(what: str = "all results") -> Callable[..., Any]:
     """Returns the option --json, whose value `write_json` takes.
 
     If it is "-", everything else that the command prints goes to standard error.

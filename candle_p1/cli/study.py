@@ -42,7 +42,7 @@ def _plan_options(function: Callable[..., None]) -> Callable[..., None]:
         choice = {field.name: options.pop(field.name) for field in fields(Choice)}
         function(make_plan(find_study(name), Choice(**choice), output), **options)
 
-    return base.together(
+    decorated: Callable[..., None] = base.together(
         click.argument("name", shell_complete=base.complete_study),
         _size,
         _output,
@@ -52,6 +52,7 @@ def _plan_options(function: Callable[..., None]) -> Callable[..., None]:
         base.number_option("--seed", "Seed of the order of the runs.", least=0),
         base.flags_argument,
     )(command)
+    return decorated
 
 
 @click.group("study", cls=base.Group)

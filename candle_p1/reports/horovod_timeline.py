@@ -284,10 +284,16 @@ class _Broadcast:
             union.end_all(last_us)
         end_us = max(negotiate.last_us, broadcast.last_us)
         overhead_us = end_us - negotiate.first_us
-        times_us = (negotiate.first_us, end_us, overhead_us, overhead_us - broadcast.total_us)
-        times_us += (broadcast.total_us, transfer.total_us)
-        seconds = (us / US_PER_S for us in times_us)
-        return BroadcastOverhead(*seconds, negotiate.num_intervals, whole)
+        return BroadcastOverhead(
+            begin_s=negotiate.first_us / US_PER_S,
+            end_s=end_us / US_PER_S,
+            overhead_s=overhead_us / US_PER_S,
+            waiting_s=(overhead_us - broadcast.total_us) / US_PER_S,
+            broadcast_s=broadcast.total_us / US_PER_S,
+            transfer_s=transfer.total_us / US_PER_S,
+            num_tensors=negotiate.num_intervals,
+            whole=whole,
+        )
 
 
 @dataclass(slots=True)

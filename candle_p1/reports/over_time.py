@@ -102,7 +102,9 @@ def phases_figure(run: Run) -> Figure:
     return figure
 
 
-def _panels_over_time(num: int, inches: tuple[float, float], **shared: Any) -> Any:
+def _panels_over_time(
+    num: int, inches: tuple[float, float], **shared: Any
+) -> tuple[Figure, list[Axes]]:
     """Returns a figure and its panels, one above the other."""
     figure, plots = new_figure(num, 1, inches, sharex=True, **shared)
     plots[-1].set_xlabel("seconds since the start of the run")
