@@ -265,7 +265,7 @@ def forecast_command(
     changes: tuple[str, ...],
     json_file: Path | None,
 ) -> None:
-    """Forecast time, energy, scaling efficiency and the gain of each loader on --ranks.
+    """Forecast time, energy, scaling efficiency and the gain of each loader at other scales.
 
     Also shows the largest scale with a scaling efficiency of at least 70 % and the numbers of ranks
     with the least energy and the least product of energy and time. All have intervals. Without

@@ -109,7 +109,10 @@ def _render(summary: TimelineSummary) -> Iterator[Any]:
     )
     del longest[SHOWN_TENSORS:]
     prefix = "StatefulPartitionedCall/"  # of every tf.function
-    longest = [_in_mib(row) | {"name": row["name"].removeprefix(prefix)} for row in longest]
+    longest = [
+        row | {"name": row["name"].removeprefix(prefix), "mib": row["bytes"] and row["bytes"] / MIB}
+        for row in longest
+    ]
     kinds = [kind for kind in TENSOR_KINDS if any(f"{kind}_s" in row for row in longest)]
     columns = {"tensor": "{name}", "count": "{num:,}", "MiB": "{mib:,.3f}"}
     yield _table(columns | {kind: f"{{{kind}_s:.3f}}" for kind in kinds}, longest)
@@ -141,10 +144,6 @@ def _table(columns: dict[str, str], rows: Iterable[dict[str, Any]], section: int
     for i, row in enumerate(rows, 1):
         table.add_row(*(_cell(form, row) for form in columns.values()), end_section=i == section)
     return table
-
-
-def _in_mib(row: dict[str, Any]) -> dict[str, Any]:
-    return row | {"mib": None if row["bytes"] is None else row["bytes"] / MIB}
 
 
 def _cell(form: str, row: dict[str, Any]) -> str:
