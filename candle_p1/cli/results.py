@@ -282,7 +282,7 @@ def forecast_command(
         per_node = (load_machine(machine).ranks_per_node or None) if machine else None
         runs = base.read_runs(directories, screen).runs
         allreduce_s = measured_for(comm, [r.record for r in runs]).allreduce_s if comm else None
-        found = forecasts.forecast_runs(runs, *asked, per_node, allreduce_s)
+        found = forecasts.forecast_runs(runs, *(*asked, per_node, allreduce_s))
         if per_node:
             said = f"--machine {machine}: {per_node} ranks on each node"
             screen.say(f"{said}; rates and powers are still those of the machine of the runs")

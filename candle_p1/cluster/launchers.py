@@ -35,7 +35,7 @@ class Launch(NamedTuple):
     """A command line, and notes for the user that explain what is not obvious in it."""
 
     command: list[str]
-    notes: Sequence[str] = ()
+    notes: list[str]
 
 
 def mpirun(
@@ -85,7 +85,7 @@ def on_this_machine(num_ranks: int, command: Sequence[str], python: str | None =
     """
     check_num_ranks(num_ranks)
     if num_ranks == 1:
-        return Launch(list(command))
+        return Launch(list(command), [])
     check_alone()
     if is_single_process(os.environ):
         raise SetupError(

@@ -377,7 +377,7 @@ def _experiment(frame: pd.DataFrame, *kind: Any) -> Experiment:
         points = tuple(Point(runs["num_ranks"].iloc[0], runs) for runs in by_ranks)
         series.append(Series(named[key], points))
     series.sort(key=_sortable)
-    return Experiment(*kind, frame, common, tuple(series))
+    return Experiment(*(*kind, frame, common, tuple(series)))
 
 
 def _in_order(names: Iterable[str]) -> tuple[str, ...]:
