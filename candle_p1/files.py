@@ -205,6 +205,19 @@ def _fill(reserved: Path, data: bytes) -> Path:
     return reserved
 
 
+def mount_of(path: Path) -> tuple[str, set[str]]:
+    """Returns the kind of file system that a path is in, "" if unknown, and its mount options."""
+    device, kind, options = path.stat().st_dev, "", set[str]()
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+            mount, _, source = (part.split() for part in line.partition(" - "))
+            if len(mount) > 5 and mount[2] == number and source:
+                kind = kind or source[0]
+                options |= {*mount[5].split(","), *source[-1].split(",")}
+    return kind, options
+
+
 def files_at(path: Path, pattern: str = "*") -> list[Path]:
     """Returns the files of a directory that match, by name, without hidden ones.
 

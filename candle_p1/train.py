@@ -28,7 +28,7 @@ from candle_p1.distributed.comm import (
     on_first_rank,
 )
 from candle_p1.distributed.devices import Device
-from candle_p1.distributed.engine import Engine, StartOptions, make_engine, warn_of_horovod
+from candle_p1.distributed.engine import Engine, make_engine, warn_of_horovod
 from candle_p1.distributed.launch_environment import launched_rank
 from candle_p1.distributed.mpi_library import describe_mpi
 from candle_p1.distributed.optimizer import self_test
@@ -36,8 +36,7 @@ from candle_p1.distributed.reducers.horovod import Timeline, open_timeline
 from candle_p1.distributed.replicas import broadcast_state
 from candle_p1.errors import EXIT_CODE, CandleError
 from candle_p1.figures import training_curves
-from candle_p1.instrument import mllog, tensorboard
-from candle_p1.instrument.mllog import RunLog
+from candle_p1.instrument.logs import MLLOG_NAME, RunLog, check_tensorboard
 from candle_p1.models.evaluation import Trained, find_nan
 from candle_p1.models.optimizers import check_names, make_optimizer
 from candle_p1.parameters.parameter_set import EditableParameters, ParameterSet
@@ -110,7 +109,7 @@ def _run(
     on_first_rank(comm, benchmark.check_tables, params)
     if not may_restart(params):
         agree(comm, epochs_of_ranks, params, comm.size)
-    agree(comm, tensorboard.check_tensorboard, params)
+    agree(comm, check_tensorboard, params)
     timeline = agree(comm, open_timeline, params["timeline"], comm)
 
     with recorded_run(benchmark.name, params, comm) as run, _open_log(params, run) as log:
@@ -364,15 +363,9 @@ def _start(
     for warning in (*params.warnings, *params.idle(comm.size), *device.warnings):
         run.screen.warn(warning)
     with run.phases.region("engine"):
-        averaging = engine.start(
-            StartOptions(
-                stall_shutdown_s=params["stall_shutdown_s"],
-                deterministic=params["deterministic"],
-                timeline=timeline.path if timeline else None,
-                averaging=params["averaging"],
-                compression=params["compression"],
-            )
-        )
+        names = ("averaging", "compression", "deterministic", "stall_shutdown_s")
+        options = {name: params[name] for name in names}
+        averaging = engine.start(timeline=timeline.path if timeline else None, **options)
     ignored = warn_of_horovod(averaging, os.environ)
     for warning in ignored:
         run.screen.warn(warning)
@@ -388,7 +381,7 @@ def _start(
 def _open_log(params: ParameterSet, run: Run) -> RunLog:
     """Returns the log in MLPerf's format; it writes only on rank 0, and only if requested."""
     writes = params["mllog"] and run.comm.rank == 0
-    path = run.directory / mllog.FILE_NAME if writes else None
+    path = run.directory / MLLOG_NAME if writes else None
     first_epoch = run.restart.position.epoch if run.restart else 0
     return RunLog(path, run.record.benchmark, run.phases, run.start, first_epoch)
 

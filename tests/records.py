@@ -3,7 +3,7 @@
 import json
 
 from candle_p1.records import record
-from candle_p1.records.per_rank import read_per_rank
+from candle_p1.records.record import read_per_rank
 
 RUNNING = {
     "schema_version": 3,

@@ -14,8 +14,13 @@ from statistics import median
 
 import click
 
-from candle_p1.records.per_rank import PER_RANK_NAME, read_per_rank
-from candle_p1.records.record import RECORD_NAME, read_record, write_record
+from candle_p1.records.record import (
+    PER_RANK_NAME,
+    RECORD_NAME,
+    read_per_rank,
+    read_record,
+    write_record,
+)
 from tools.scale import count_traffic
 
 RANKS_PER_NODE = 6

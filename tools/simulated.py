@@ -36,7 +36,7 @@ INT_BYTES = 8
 
 
 class ArrayInMemory:
-    """A NumPy array as a source of checkpoints; see candle_p1.checkpoints.arrays."""
+    """A NumPy array as a source of checkpoints; see candle_p1.checkpoints.shards."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         self.shape, self.dtype, self._array = array.shape, array.dtype, array

@@ -36,16 +36,13 @@ from candle_p1.distributed.reducers.horovod import open_timeline
 from candle_p1.errors import DataError, RunInterrupted
 from candle_p1.instrument.collectives import CommunicationLog
 from candle_p1.instrument.epochs import Epoch
-from candle_p1.instrument.phases import Phase, PhasePath, PhaseTimer
-from candle_p1.instrument.profiles import CallProfile
-from candle_p1.instrument.tensorboard import check_tensorboard
-from candle_p1.instrument.usage import Usage
+from candle_p1.instrument.logs import CallProfile, check_tensorboard
+from candle_p1.instrument.phases import Phase, PhasePath, PhaseTimer, Usage
 from candle_p1.models.evaluation import Trained, find_nan
 from candle_p1.models.scores import ConfusionScore
 from candle_p1.parameters.parameter_set import ParameterSet
 from candle_p1.records import environment
-from candle_p1.records.power_file import write_traces
-from candle_p1.records.power_trace import Channel, Trace
+from candle_p1.records.power_trace import Channel, Trace, write_traces
 from candle_p1.records.record import write_record
 from candle_p1.records.types import Position
 from candle_p1.scaling import ScalingPlan, epochs_of_ranks

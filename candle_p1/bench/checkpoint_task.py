@@ -14,7 +14,7 @@ import psutil
 
 from candle_p1.bench.node_state import MemorySampler
 from candle_p1.bench.task import BenchmarkTask, Outcome
-from candle_p1.checkpoints.root import CheckpointRoot
+from candle_p1.checkpoints.checkpoint import CheckpointRoot
 from candle_p1.checkpoints.writer import CheckpointWriter
 from candle_p1.distributed.comm import Communicator, on_first_rank
 from candle_p1.errors import CandleError, SetupError

@@ -25,11 +25,8 @@ from candle_p1.distributed.comm import Communicator
 from candle_p1.distributed.gpus import GPUS_VARIABLE, visible_gpus, why_none
 from candle_p1.errors import SetupError
 from candle_p1.files import write_atomically
-from candle_p1.instrument.power.amd import AmdSource
-from candle_p1.instrument.power.gpus import JobGpus, visible_here
-from candle_p1.instrument.power.nvml import NvmlSource
-from candle_p1.instrument.power.sampler import Sampler
-from candle_p1.instrument.power.source import PowerSource, SensorError
+from candle_p1.instrument.power.gpus import AmdSource, JobGpus, NvmlSource, visible_here
+from candle_p1.instrument.power.sampler import PowerSource, Sampler, SensorError
 from candle_p1.records.power_trace import MIN_SAMPLES, Trace
 
 if TYPE_CHECKING:

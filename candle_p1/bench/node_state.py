@@ -1,6 +1,6 @@
 """The state of a node around a load: the memory of its processes, and files in its page cache.
 
-Memory is the proportional set size without the pages of files (candle_p1.instrument.usage), in
+Memory is the proportional set size without the pages of files (candle_p1.instrument.phases), in
 which a page that ranks share counts once in their sum. The kernel takes about 15 ms per GB for a
 sample, so another process takes the samples; even so, do not time a process that is sampled.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from candle_p1.distributed.launch_environment import module_command
 from candle_p1.errors import SetupError
-from candle_p1.instrument.usage import memory_bytes
+from candle_p1.instrument.phases import memory_bytes
 
 INTERVAL_S = 0.05
 BLOCK_BYTES = 1 << 20

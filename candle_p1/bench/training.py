@@ -15,7 +15,7 @@ from candle_p1.data.reader import Reader, loading
 from candle_p1.data.samples import DataSet, Samples
 from candle_p1.distributed.comm import Communicator, agree
 from candle_p1.distributed.devices import Device
-from candle_p1.distributed.engine import Engine, StartOptions, make_engine
+from candle_p1.distributed.engine import Engine, make_engine
 from candle_p1.distributed.replicas import broadcast_state
 from candle_p1.errors import ParameterError
 from candle_p1.models import fast
@@ -97,13 +97,7 @@ def prepare_training(
     shared = {"share_gpus": params["share_gpus"]}
     engine = agree(comm, make_engine, params["engine"], partners or comm, **shared)
     device = set_up_device(params, comm, engine)
-    engine.start(
-        StartOptions(
-            deterministic=params["deterministic"],
-            averaging=params["averaging"],
-            compression=params["compression"],
-        )
-    )
+    engine.start(**{name: params[name] for name in ("averaging", "compression", "deterministic")})
     reader = Reader(files, loading(params, comm, device.threads))
 
     def prepare() -> Training:

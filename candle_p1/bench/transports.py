@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from candle_p1.distributed import devices
 from candle_p1.distributed.backend import choose_backend
 from candle_p1.distributed.comm import Communicator, agree
-from candle_p1.distributed.engine import HOROVOD, JAX, Engine, StartOptions
+from candle_p1.distributed.engine import HOROVOD, JAX, Engine
 from candle_p1.distributed.mpi_library import describe_version
 from candle_p1.distributed.reducers.horovod import HOROVOD_DEFAULTS
 from candle_p1.distributed.reducers.jax import AXIS
@@ -303,7 +303,7 @@ class Horovod(EngineTransport):
     _names = count()
 
     def start_engine(self, engine: Any) -> dict[str, Any]:
-        settings: dict[str, Any] = engine.start(StartOptions(averaging=HOROVOD))["settings"]
+        settings: dict[str, Any] = engine.start(averaging=HOROVOD)["settings"]
         import horovod.tensorflow as hvd
         import tensorflow as tf
 
@@ -434,7 +434,7 @@ class Jax(EngineTransport):
     packages = ("mpi4py", "jax")
 
     def start_engine(self, engine: Any) -> dict[str, Any]:
-        settings = engine.start(StartOptions())["settings"]
+        settings = engine.start()["settings"]
         self._mapped = engine.reducer.mapped
         import jax
 

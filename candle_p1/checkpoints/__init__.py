@@ -3,14 +3,10 @@
 ::
 
     writer        CheckpointWriter: what training calls, on every rank
-    planner       ShardPlanner: which ranks write which shards
-    arrays        the rows of arrays that a shard holds, and its bytes
-    shard_file    the copy of the state, and writing it so that it survives a power failure
+    shards        which ranks write which rows of arrays, and writing that survives a power failure
     commit        CommitThread and PendingCheckpoint: what happens beside training
     manifest      what a checkpoint says about itself
-    checkpoint    Checkpoint: reading and verifying one
-    root          CheckpointRoot: those of a directory, and which of them to resume from
-    lock          whether a process is alive, on any node
-    stale_files   what writers that were killed have left behind
-    policy, best  when an epoch is saved, which checkpoints are kept, which is the best
+    checkpoint    Checkpoint, to read one; CheckpointRoot: which of a directory to resume from
+    lock          whether a process is alive, on any node; what killed writers have left behind
+    policy        when an epoch is saved, which checkpoints are kept, which is the best
 """

@@ -18,12 +18,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from candle_p1.checkpoints.arrays import ArraySpec, Rows, ShardLayout
+from candle_p1.checkpoints.checkpoint import BEST, LATEST
+from candle_p1.checkpoints.lock import remove_tree, temporary_name
 from candle_p1.checkpoints.manifest import (
     MANIFEST,
     RANK_PREFIX,
@@ -33,16 +34,17 @@ from candle_p1.checkpoints.manifest import (
     FileEntry,
     name_of,
 )
-from candle_p1.checkpoints.planner import ShardPlan
-from candle_p1.checkpoints.root import BEST, LATEST
-from candle_p1.checkpoints.shard_file import (
+from candle_p1.checkpoints.shards import (
+    ArraySpec,
     CopyMemory,
+    Rows,
+    ShardLayout,
+    ShardPlan,
     WritingStoppedError,
     file_entry,
     sync_directory,
     write_synced,
 )
-from candle_p1.checkpoints.stale_files import remove_tree, temporary_name
 from candle_p1.errors import CheckpointError
 from candle_p1.failure.progress import FOR_DISK, waiting
 from candle_p1.records.types import Position
@@ -52,7 +54,6 @@ MARKER = re.compile(
 )
 STOPPED, CHECKSUM = "stopped", "checksum"
 """Causes of failure beside the numbers of errors of the operating system."""
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.001, 0.1
 
 
 def shard_name(shard: int) -> str:
@@ -61,54 +62,42 @@ def shard_name(shard: int) -> str:
 
 
 def write_shard(
-    directory: Path, shard: int, memory: CopyMemory, *, read_back: bool, stop: threading.Event
+    directory: Path, shard: int, memory: CopyMemory | None, read_back: bool, stop: threading.Event
 ) -> None:
     """Writes a shard and its marker into the checkpoint's temporary directory.
 
-    With `read_back`, the file is read from the disk and compared. `stop` is set to give up writing.
+    `memory` is None if there was none for the copy. With `read_back`, the file is read from the
+    disk and compared. `stop` is set to give up writing.
 
     Raises:
-        OSError: It cannot be written; the marker, if there can be one, says so.
-        MemoryError: There is no memory for it; likewise.
+        OSError, MemoryError: It cannot be written; the marker, if there can be one, says so.
         CheckpointError: What was read back is something else; likewise.
         WritingStoppedError: `stop` was set; likewise.
     """
     path = directory / shard_name(shard)
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        if memory is None:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), "a copy of the state")
         entry = write_synced(path, memory, stop)
         if read_back and file_entry(path, uncached=True) != entry:
             raise CheckpointError(_explain(path, CHECKSUM))
         leave_marker(directory, f"{shard}.done-{entry.bytes}-{entry.xxh3_128}")
     except BaseException as error:
-        give_up_shard(directory, shard, error)
-
-
-def give_up_shard(directory: Path, shard: int, error: BaseException) -> NoReturn:
-    """Leaves the marker of a shard that is not written, and raises why.
-
-    The directory is missing if it cannot be made, or if rank 0 has discarded the checkpoint.
-    """
-    with suppress(OSError):  # rank 0 learns of it at the next save
-        leave_marker(directory, f"{shard}.failed-{_cause(error)}")
-    raise error
+        cause = type(error).__name__
+        if isinstance(error, OSError) and error.errno:
+            cause = str(error.errno)
+        elif isinstance(error, (WritingStoppedError, CheckpointError)):
+            cause = STOPPED if isinstance(error, WritingStoppedError) else CHECKSUM
+        # Rank 0 may have discarded the checkpoint; otherwise, it learns of it at the next save.
+        with suppress(OSError):
+            leave_marker(directory, f"{shard}.failed-{cause}")
+        raise
 
 
 def leave_marker(directory: Path, name: str) -> None:
-    """Creates an empty file, which a full disk allows in most cases.
-
-    Raises:
-        OSError: It cannot be created.
-    """
+    """Creates an empty file, which a full disk allows in most cases; or raises OSError."""
     (directory / name).touch(exist_ok=False)
-
-
-def _cause(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.errno:
-        return str(error.errno)
-    if isinstance(error, WritingStoppedError):
-        return STOPPED
-    return CHECKSUM if isinstance(error, CheckpointError) else type(error).__name__
 
 
 def _explain(path: Path, cause: str) -> str:
@@ -119,9 +108,9 @@ def _explain(path: Path, cause: str) -> str:
 
 
 class CommitThread:
-    """A thread that writes a checkpoint's files on a rank; `error` says why that has failed.
+    """A thread whose work writes a checkpoint's files on a rank, unless an event asks it to stop.
 
-    Its work receives the event that asks it to stop.
+    `error` says why that has failed.
     """
 
     def __init__(self, work: Callable[[threading.Event], None]) -> None:
@@ -143,11 +132,7 @@ class CommitThread:
         self._thread.join(limit_s)
 
     def join(self) -> None:
-        """Waits until it has ended.
-
-        Raises:
-            Exception: What it met that is no error of the file system, nor lack of memory.
-        """
+        """Waits until it has ended; raises what is no error of files, nor lack of memory."""
         with waiting(FOR_DISK):
             self._thread.join()
         bug, self._bug = self._bug, None
@@ -191,7 +176,7 @@ class PendingCheckpoint:
             WritingStoppedError: A rank has given up its shard, or `stop` was set.
             OSError: The directory cannot be read.
         """
-        pause_s = FIRST_PAUSE_S
+        pause_s = 0.001
         while True:
             names = [path.name for path in self.directory.iterdir()]
             markers = {int(m["shard"]): m for name in names if (m := MARKER.fullmatch(name))}
@@ -199,7 +184,7 @@ class PendingCheckpoint:
                 break
             if stop.wait(pause_s):
                 raise WritingStoppedError
-            pause_s = min(1.2 * pause_s, MAX_PAUSE_S)
+            pause_s = min(1.2 * pause_s, 0.1)
         causes = {shard: m["cause"] for shard, m in sorted(markers.items()) if m["cause"]}
         if STOPPED in causes.values():
             raise WritingStoppedError
@@ -255,11 +240,7 @@ class PendingCheckpoint:
         return name, sum(entry.bytes for entry in files.values())
 
     def discard(self) -> None:
-        """Removes what there is of it.
-
-        Raises:
-            OSError: It cannot be removed.
-        """
+        """Removes what there is of it, or raises OSError."""
         if self.directory.exists():
             remove_tree(self.directory)
         for link in map(self._temporary, self._links):

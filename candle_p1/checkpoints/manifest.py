@@ -24,7 +24,6 @@ RANKS_FILE, RANK_PREFIX = "ranks.safetensors", "rank-"
 VERSION = 2
 NAME = re.compile(r"epoch-(\d{4,})-step-(\d{6,})(?:-(\d+))?")
 """The names of checkpoints; the last number tells those of the same position apart."""
-FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 FIRST_LINE = '{{"xxh3_128": "{}",\n'
 
 
@@ -76,14 +75,10 @@ class CheckpointManifest(_Entry):
     num_ranks: int = Field(ge=1)
     earlier: list[EarlierEntry]  # that the run then had, the newest first
     facts: dict[str, Any]  # what else the state consists of
-    files: dict[FileName, FileEntry]  # all but this one
+    files: dict[Annotated[str, Field(pattern=r"^\w[\w.-]*$")], FileEntry]  # all but this one
 
     def to_bytes(self) -> bytes:
-        """Returns the content of the file.
-
-        Raises:
-            TypeError: The facts hold something that is not JSON.
-        """
+        """Returns the content of the file; TypeError if the facts hold what is not JSON."""
         # Numbers that are not finite are written as Python's json module reads them, because they
         # are in the history of runs that may lose their loss.
         text = json.dumps(self.model_dump(), indent=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import threading
 import time
 import uuid
@@ -19,42 +18,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from candle_p1.checkpoints.arrays import ArraySource, ArraySpec, ShardLayout
-from candle_p1.checkpoints.checkpoint import Checkpoint
-from candle_p1.checkpoints.commit import (
-    CommitThread,
-    PendingCheckpoint,
-    give_up_shard,
-    why,
-    write_shard,
-)
-from candle_p1.checkpoints.lock import Lock, take_lock
+from candle_p1.checkpoints.checkpoint import Checkpoint, OwnCheckpoints
+from candle_p1.checkpoints.commit import CommitThread, PendingCheckpoint, why, write_shard
+from candle_p1.checkpoints.lock import Lock, clean, lock_name, take_lock, temporary_name
 from candle_p1.checkpoints.manifest import name_of
-from candle_p1.checkpoints.planner import ShardPlan, ShardPlanner
-from candle_p1.checkpoints.root import OwnCheckpoints
-from candle_p1.checkpoints.shard_file import CopyMemory, WritingStoppedError
-from candle_p1.checkpoints.stale_files import clean, lock_name, temporary_name
+from candle_p1.checkpoints.shards import (
+    ArraySource,
+    ArraySpec,
+    CopyMemory,
+    ShardLayout,
+    ShardPlan,
+    ShardPlanner,
+    WritingStoppedError,
+)
 from candle_p1.distributed.comm import Communicator
 from candle_p1.errors import CheckpointError
 from candle_p1.records.types import Position
 
-MOMENT_S = 1.0
 LOCK_S = 10.0
-CREATED = "%Y-%m-%dT%H:%M:%S.%fZ"
 ADVICE = "Make room or give permission, or name another directory with --ckpt_directory"
 
 
 @dataclass
 class SaveRecord:
-    """One checkpoint that was begun.
-
-    Training waited on this rank for the ranks to agree and for the copy, and, if it was asked to
-    wait, until the checkpoint was safe.
-    """
+    """One checkpoint that was begun."""
 
     position: Position
     num_bytes: int
-    wait_s: float = 0.0
+    wait_s: float = 0.0  # of training on this rank: to agree, to copy and, if asked, until safe
     written_s: float | None = None  # until it was safe; None if it failed
     name: str | None = None  # of its directory; None if it failed
     error: str | None = None
@@ -114,9 +105,10 @@ class CheckpointWriter:
     ) -> None:
         self._comm, self._root = comm, root.absolute()
         self._checksum, self._required = checksum, required
-        self._say = say if comm.rank == 0 else _say_nothing
+        self._say = say if comm.rank == 0 else lambda text: None
         self._token: str = comm.broadcast(uuid.uuid4().hex[:12])
         self._lock: Lock | None = None
+        self._lock_path = self._root / lock_name(self._token)
         problem = comm.broadcast(self._begin() if comm.rank == 0 else None)
         if problem is not None and required:
             raise CheckpointError(problem).on_all_ranks()
@@ -140,9 +132,9 @@ class CheckpointWriter:
         return self._thread is not None and self._thread.running
 
     def prepare(self, arrays: Mapping[str, ArraySource]) -> None:
-        """Has the memory for the copy provided before training, which makes the first copy faster.
+        """Has the memory for the copy provided, which makes the first copy faster; not collective.
 
-        Not collective; before the first save. What it cannot get, `save` reports.
+        What it cannot get, `save` reports.
         """
         self._planned(_specs(arrays))
         if self._layout is not None:
@@ -208,7 +200,7 @@ class CheckpointWriter:
                 self._token,
                 self._serial,
                 position,
-                datetime.now(timezone.utc).strftime(CREATED),
+                datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
                 best,
                 snapshot,
                 plan,
@@ -274,7 +266,7 @@ class CheckpointWriter:
         """
         self._closed = True
         if self._thread is not None:
-            self._thread.stop(MOMENT_S)
+            self._thread.stop(limit_s=1.0)
         if self._comm.rank == 0:
             self._unlock()
 
@@ -286,10 +278,6 @@ class CheckpointWriter:
             return f"checkpoints cannot be written: {why(error)}. {ADVICE}"
         clean(self._root, self._say)
         return None
-
-    @property
-    def _lock_path(self) -> Path:
-        return self._root / lock_name(self._token)
 
     def _take_lock(self) -> None:
         """Makes and locks the directory, if that has not been possible before; for rank 0."""
@@ -345,15 +333,13 @@ class CheckpointWriter:
         problems = self._comm.gather_any(own)
         if self._pending is not None and problems is not None:
             for shard, rank in enumerate(self._pending.plan.ranks):
-                problem = problems[rank]
-                if problem is not None:
+                if (problem := problems[rank]) is not None:
                     self._pending.failed[shard] = problem
 
     def _check(self) -> bool:
         """Returns whether the last save has not failed, as far as rank 0 knows; collective.
 
-        Raises:
-            CheckpointError: It has, and checkpoints are required; raised once.
+        If it has, and checkpoints are required, it raises CheckpointError, once.
         """
         saves = self._statistics.saves
         failure = self._comm.broadcast(saves[-1].error if saves else None)
@@ -370,7 +356,6 @@ class CheckpointWriter:
         return self._plan
 
     def _allocate(self, num_bytes: int) -> CopyMemory:
-        """Returns the memory for this rank's shard."""
         if self._memory is None or self._memory.num_bytes != num_bytes:
             self._memory = None  # before there is another
             self._memory = CopyMemory(num_bytes)
@@ -382,22 +367,14 @@ class CheckpointWriter:
         """Copies this rank's share of the state; returns what writes it, None if it has none."""
         if self._layout is None or self._plan is None:
             return None
-        directory = self._root / temporary_name(name_of(position), self._token, self._serial)
-        shard, read_back = self._plan.ranks.index(self._comm.rank), self._checksum
-        try:
+        memory = None
+        with suppress(OSError, MemoryError):
             memory = self._allocate(self._layout.num_bytes)
-        except (OSError, MemoryError):
-            problem = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), "a copy of the state")
-
-            def give_up(stop: threading.Event) -> None:
-                with suppress(OSError):
-                    directory.mkdir(parents=True, exist_ok=True)  # if rank 0 has not yet
-                give_up_shard(directory, shard, problem)
-
-            return give_up
-        for rows, out in self._layout.fill(memory.bytes):
+        for rows, out in self._layout.fill(memory.bytes) if memory else ():
             arrays[rows.array].copy_into(slice(rows.start, rows.stop), out)
-        return lambda stop: write_shard(directory, shard, memory, read_back=read_back, stop=stop)
+        directory = self._root / temporary_name(name_of(position), self._token, self._serial)
+        shard = self._plan.ranks.index(self._comm.rank)
+        return partial(write_shard, directory, shard, memory, self._checksum)
 
     def _commit(
         self,
@@ -437,10 +414,6 @@ class CheckpointWriter:
             self._own.remove_others()
         except OSError as error:
             self._say(f"a checkpoint that is not kept could not be removed: {why(error)}")
-
-
-def _say_nothing(text: str) -> None:
-    pass
 
 
 def _specs(arrays: Mapping[str, ArraySource]) -> dict[str, ArraySpec]:

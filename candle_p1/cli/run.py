@@ -19,7 +19,7 @@ from candle_p1.cli.base import (
 from candle_p1.cluster.launchers import on_this_machine
 from candle_p1.cluster.process import run_in_terminal
 from candle_p1.distributed.launch_environment import TERMINAL_VARIABLE, terminal, without_allocation
-from candle_p1.instrument.tensorboard import check_tensorboard
+from candle_p1.instrument.logs import check_tensorboard
 from candle_p1.scaling import epochs_of_ranks
 from candle_p1.text import WIDTH_VARIABLE, columns, count
 from candle_p1.training.restart import may_restart

@@ -29,7 +29,7 @@ from candle_p1.distributed.gpus import BACKENDS, USE_CPUS, Lack, visible_gpus, w
 from candle_p1.distributed.mpi_library import MpiLibrary, horovod_build, library_version, mpi_in_use
 from candle_p1.files import expand_user
 from candle_p1.instrument.power import gpus as power_gpus
-from candle_p1.instrument.power.source import SensorError
+from candle_p1.instrument.power.sampler import SensorError
 from candle_p1.records import environment
 from candle_p1.text import count, name_nodes
 from candle_p1.training.screen import Screen

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from candle_p1.distributed.comm import Communicator
 from candle_p1.distributed.reducers import reducer
 from candle_p1.instrument import phases
-from candle_p1.instrument.clock import length, union
 from candle_p1.instrument.collectives import CommunicationLog
+from candle_p1.instrument.phases import length, union
 from candle_p1.ops import read_clock
 from candle_p1.records.types import ClockWaitsFor
 
@@ -27,11 +27,6 @@ CAPACITY = 256
 """The number of steps that are kept before they are read."""
 FIRST, READY, DONE = range(3)
 """The moments of a step that XLA compiles."""
-NOT_LOGGED = "gradient allreduces are not logged with --communication_log False"
-NOT_TIMED = (
-    "the engine {} does not time gradient allreduces here: on GPUs that would delay them, and older"
-    " releases of its framework tell wrong times"
-)
 
 
 class AllreduceLog(ABC):
@@ -212,7 +207,12 @@ def unknown_efficiency(
     log: AllreduceLog | None, comm: Communicator, engine: str, *, is_wanted: bool
 ) -> dict[str, Any]:
     """Returns the record's section "efficiency" if there is no log, though it may be wanted."""
-    if log is None and comm.size > 1:
-        reason = NOT_TIMED.format(engine) if is_wanted else NOT_LOGGED
-        return {"efficiency": {"kind": "absent", "reason": reason}}
-    return {}
+    if log is not None or comm.size == 1:
+        return {}
+    reason = "gradient allreduces are not logged with --communication_log False"
+    if is_wanted:
+        reason = (
+            f"the engine {engine} does not time gradient allreduces here: on GPUs that would delay"
+            " them, and older releases of its framework tell wrong times"
+        )
+    return {"efficiency": {"kind": "absent", "reason": reason}}

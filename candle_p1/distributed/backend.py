@@ -25,15 +25,11 @@ AUTO = "auto"
 
 
 class EngineKind(NamedTuple):
-    """What must be known of an engine before it is imported.
+    """What must be known of an engine before it is imported."""
 
-    These are Keras's backend, the extras of this package that install it for CPUs and for NVIDIA
-    GPUs, and the command that installs it in a checkout.
-    """
-
-    backend: str
-    extras: tuple[str, str]
-    set_up: str
+    backend: str  # Keras's
+    extras: tuple[str, str]  # of this package that install it for CPUs and for NVIDIA GPUs
+    set_up: str  # the command that installs it in a checkout
 
 
 ENGINES = {
@@ -126,11 +122,7 @@ _replacing = threading.Lock()
 
 
 def import_keras() -> None:
-    """Imports Keras and its backend, unless they have been imported before.
-
-    Raises:
-        ImportError: One of them cannot be imported.
-    """
+    """Imports Keras and its backend, unless they have been before, or raises ImportError."""
     if "keras" in sys.modules:
         return
     sys.modules.update((name, _LaterModule(name)) for name in LATER)

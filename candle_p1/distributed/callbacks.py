@@ -18,8 +18,8 @@ from candle_p1.distributed.replicas import check_equal
 from candle_p1.scaling import ScalingPlan, warmup_learning_rate
 
 TRACE_DIRECTORY = "step_trace"
-FIRST_TRACED_STEP = 2  # the first steps compile and allocate
-NUM_TRACED_STEPS = 10
+FIRST_TRACED_STEP, LAST_TRACED_STEP = 2, 11
+"""From 0 on; those before compile and allocate."""
 
 
 def reduce_metrics(model: Any, comm: Communicator) -> dict[str, float]:
@@ -213,7 +213,7 @@ class StepTracer(keras.callbacks.Callback):  # type: ignore[misc]
         if self._step == FIRST_TRACED_STEP:
             self._start(str(self._directory))
             self._running = True
-        elif self._step == FIRST_TRACED_STEP + NUM_TRACED_STEPS:
+        elif self._step == LAST_TRACED_STEP + 1:
             self.on_train_end()
         self._step += 1
 

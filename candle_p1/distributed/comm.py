@@ -38,12 +38,6 @@ from candle_p1.instrument.collectives import collective
 
 T = TypeVar("T")
 P = ParamSpec("P")
-BTL_VARIABLE = "OMPI_MCA_btl"
-"""Names what Open MPI may send messages through."""
-UCX_SIGNAL_VARIABLE = "UCX_DEBUG_SIGNO"
-"""Names the signal with which UCX enters its debug mode: SIGHUP, unless it is 0."""
-WITHOUT_OFI = "^ofi"
-"""All but libfabric, whose search for network cards takes Open MPI 5 a second."""
 
 
 class Communicator(ABC):
@@ -375,13 +369,14 @@ def _num_bytes_of(value: Any) -> Callable[[], int]:
 def prepare_start(rank: LaunchedRank, environ: MutableMapping[str, str]) -> None:
     """Tells Open MPI before it starts what ranks do without.
 
-    UCX, which it loads, would handle SIGHUP, and so let a rank survive it. Ranks of one node
-    exchange messages through memory. What the user has chosen, by these variables or by an option
-    of mpirun, holds. Other libraries take no notice.
+    UCX, which it loads, would enter its debug mode with SIGHUP, and so let a rank survive it. Ranks
+    of one node exchange messages through memory, without libfabric, whose search for network cards
+    takes Open MPI 5 a second. What the user has chosen, by these variables or by an option of
+    mpirun, holds. Other libraries take no notice.
     """
-    environ.setdefault(UCX_SIGNAL_VARIABLE, "0")
+    environ.setdefault("UCX_DEBUG_SIGNO", "0")
     if rank.size is not None and rank.size == rank.local_size:
-        environ.setdefault(BTL_VARIABLE, WITHOUT_OFI)
+        environ.setdefault("OMPI_MCA_btl", "^ofi")
 
 
 @cache
@@ -423,10 +418,9 @@ def connect() -> Communicator:
 
 
 def check_ranks(layout: LaunchedRank, comm: Communicator) -> None:
-    """Checks that MPI knows the ranks that the launcher started; collective.
+    """Raises SetupError unless MPI knows the ranks that the launcher started; collective.
 
-    Raises:
-        SetupError: It does not. Usually, each process then believes that it is the only one.
+    Usually, each process then believes that it is the only one.
     """
     of = "" if layout.size is None else f" of {layout.size}"
     message = (
@@ -498,8 +492,7 @@ def _combined(errors: Sequence[CandleError | None]) -> CandleError:
 def on_first_rank(comm: Communicator, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Does work on rank 0 only, and returns its picklable result on all ranks; collective.
 
-    Raises:
-        CandleError: Rank 0's error, on every rank.
+    A CandleError of rank 0 is raised on every rank.
     """
     outcome = _outcome(partial(work, *args, **kwargs)) if comm.rank == 0 else (None, None)
     result, error = comm.broadcast(outcome)

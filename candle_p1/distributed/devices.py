@@ -28,11 +28,8 @@ T = TypeVar("T")
 CPU = "cpu"
 """The name of a device that is no GPU."""
 XLA_FLAGS_VARIABLE = "XLA_FLAGS"
-BINDING_VARIABLE = "OMP_PROC_BIND"
-"""OpenMP's: whether threads stay on their cores."""
 MAX_THREADS = 1024
 """More would take all memory, or end the process, on any machine with fewer CPUs."""
-LIMITS_OF_KERAS = ("KERAS_MAX_EPOCHS", "KERAS_MAX_STEPS_PER_EPOCH")
 MEMORY_VARIABLE, MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75
 """The share of a GPU's memory that JAX reserves, and its default."""
 DETERMINISTIC_FLAG = "xla_gpu_deterministic_ops"
@@ -127,7 +124,7 @@ class NodeCores:
         """
         shares = self.divide()
         has_cores = threads <= min(map(len, shares)) and len(self.of_ranks[0]) <= self.quota
-        is_wanted = environ.get(BINDING_VARIABLE, "true").lower() not in ("false", "0")
+        is_wanted = environ.get("OMP_PROC_BIND", "true").lower() not in ("false", "0")
         if len(self.of_ranks) == 1 or self._are_bound or not (has_cores and is_wanted):
             return []
         return shares[local_rank]
@@ -216,7 +213,7 @@ def _set_threads(comm: Communicator, cores: NodeCores) -> tuple[int, list[str]]:
 
 def _import_keras(backend: str) -> None:
     """Imports Keras, without what its own file (~/.keras/keras.json) says of numbers and images."""
-    for name in LIMITS_OF_KERAS:
+    for name in ("KERAS_MAX_EPOCHS", "KERAS_MAX_STEPS_PER_EPOCH"):
         if name in os.environ:
             raise SetupError(
                 f"{name} is set, with which Keras would end training early: unset it, and use"
@@ -302,11 +299,8 @@ def _ranks_per_gpu(
     """Returns how many ranks of this node compute on one GPU, at most; collective over the node.
 
     A rank that sees one GPU has its own if its launcher gives each rank another one (jsrun -g1),
-    which NVML knows. Where it is not installed, NCCL will say so.
-
-    Raises:
-        SetupError: There are more ranks than GPUs, which they are not to share; the same on every
-            rank of the node.
+    which NVML knows. Where it is not installed, NCCL will say so. More ranks than GPUs, which they
+    are not to share, are a SetupError on every rank of the node.
     """
     num_found = len(gpus) if gpus is not None and num_found else num_found
     card = card_here(gpus) if num_found == 1 and comm.local_size > 1 else None

@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ from candle_p1.distributed.backend import AUTO, ENGINES, choose_backend, engine_
 from candle_p1.distributed.comm import Communicator, agree
 from candle_p1.distributed.launch_environment import read_number
 from candle_p1.distributed.reducers.horovod import TIMELINE_VARIABLE, HorovodReducer, is_traced
-from candle_p1.distributed.reducers.host import HostReducer
-from candle_p1.distributed.reducers.jax import JaxReducer, join_processes
+from candle_p1.distributed.reducers.jax import HostReducer, JaxReducer, join_processes
 from candle_p1.distributed.reducers.reducer import GraphReducer, Reducer, SerialReducer
 from candle_p1.distributed.reducers.shared_memory import SharedMemoryReducer
 from candle_p1.distributed.shared_file import NoRoomError
@@ -39,30 +37,6 @@ OF_HOROVOD = re.compile(
 """What the names of variables begin with that change how Horovod averages."""
 STALL_CHECK_S = 60
 STALL_VARIABLE = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
-GIVE_STALL = "a whole number of seconds up to 1000000; 0 means no limit"
-TIMED_SINCE = (0, 10)
-"""The release of JAX with which the times of allreduces were compared with those of slow ranks."""
-
-
-@dataclass(frozen=True)
-class StartOptions:
-    """How gradients are averaged.
-
-    Attributes:
-        stall_shutdown_s: The time after which a stalled collective of Horovod ends with an error on
-            every rank; 0: never. The watchdog finds stalled ranks of JAX.
-        deterministic: Whether repeated runs must be bit-identical. JAX's are on CPUs in any case,
-            and on GPUs with XLA's own flag, which `candle_p1.distributed.devices` sets.
-        timeline: The file into which rank 0 traces Horovod's operations.
-        averaging: One of AVERAGING_CHOICES, with TensorFlow.
-        compression: One of `candle_p1.distributed.reducers.reducer.COMPRESSIONS`.
-    """
-
-    stall_shutdown_s: int = 300
-    deterministic: bool = True
-    timeline: Path | None = None
-    averaging: str = AUTO
-    compression: str = "none"
 
 
 class Engine:
@@ -93,14 +67,30 @@ class Engine:
     def join(self) -> None:
         """Joins the processes of the job where a framework needs that, before it looks for devices.
 
-        Raises:
-            SetupError: They cannot be joined; the same on every rank.
+        Raises SetupError on every rank if they cannot be joined.
         """
         if self.name == JAX and not self.shares_gpus:  # JAX forms its collectives by itself
             join_processes(self.comm)
 
-    def start(self, options: StartOptions) -> dict[str, Any]:
+    def start(
+        self,
+        *,
+        averaging: str = AUTO,
+        compression: str = "none",
+        deterministic: bool = True,
+        stall_shutdown_s: int = 300,
+        timeline: Path | None = None,
+    ) -> dict[str, Any]:
         """Starts averaging, after the devices are set up; variables of Horovod take precedence.
+
+        Args:
+            averaging: One of AVERAGING_CHOICES, with TensorFlow.
+            compression: One of `candle_p1.distributed.reducers.reducer.COMPRESSIONS`.
+            deterministic: Whether repeated runs must be bit-identical. JAX's are on CPUs in any
+                case, and on GPUs with XLA's own flag, which `candle_p1.distributed.devices` sets.
+            stall_shutdown_s: The time after which a stalled collective of Horovod ends with an
+                error on every rank; 0: never. The watchdog finds stalled ranks of JAX.
+            timeline: The file into which rank 0 traces Horovod's operations.
 
         Returns:
             The record's section "distributed".
@@ -110,17 +100,19 @@ class Engine:
         """
         facts: dict[str, Any] = {"backend": self.name}
         if self.name == HOROVOD:
-            timeout_s = facts["stall_shutdown_s"] = _prepare_horovod(self.comm, options)
-            self.reducer = _make_tensorflow_reducer(self.comm, options, timeout_s)
+            timeout_s = facts["stall_shutdown_s"] = _prepare_horovod(
+                self.comm, stall_shutdown_s, timeline, deterministic=deterministic
+            )
+            self.reducer = _make_tensorflow_reducer(self.comm, averaging, compression, timeout_s)
             facts["settings"] = {"averaging": self.reducer.name} | self.reducer.settings
         elif self.name == JAX:
-            if options.timeline is not None:
+            if timeline is not None:
                 raise SetupError(
                     "--timeline traces Horovod, and the engine is jax: use --step_trace, which"
                     " traces XLA's operations, or --engine horovod"
                 ).on_all_ranks()
             kind = HostReducer if self.shares_gpus else JaxReducer
-            self.reducer = kind(self.comm, options.compression)
+            self.reducer = kind(self.comm, compression)
             facts["settings"] = self.reducer.settings
         return facts
 
@@ -140,7 +132,7 @@ class Engine:
         """Returns the log of one model's gradient allreduces, which its step writes.
 
         None where its times would be wrong: with JAX, GPUs would wait for the host, and JAX 0.6
-        calls the host too late.
+        calls the host too late; with JAX 0.10, they were compared with those of slow ranks.
         """
         if isinstance(self.reducer, GraphReducer):
             return GraphLog(log, self.reducer.name)
@@ -148,27 +140,29 @@ class Engine:
             return None
         import jax
 
-        return HostLog(log, self.name) if jax.__version_info__ >= TIMED_SINCE else None
+        return HostLog(log, self.name) if jax.__version_info__ >= (0, 10) else None
 
 
-def _prepare_horovod(comm: Communicator, options: StartOptions) -> int:
+def _prepare_horovod(
+    comm: Communicator, default_s: int, timeline: Path | None, *, deterministic: bool
+) -> int:
     """Sets what Horovod reads from the environment; returns the limit for stalled collectives."""
-    default_s = options.stall_shutdown_s
-    timeout_s = agree(comm, read_number, STALL_VARIABLE, default_s, GIVE_STALL, most=10**6)
+    give = "a whole number of seconds up to 1000000; 0 means no limit"
+    timeout_s = agree(comm, read_number, STALL_VARIABLE, default_s, give, most=10**6)
     check = min(STALL_CHECK_S, timeout_s // 2) if timeout_s else STALL_CHECK_S
     os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(check, 1)))
     os.environ[STALL_VARIABLE] = str(timeout_s)
-    if options.deterministic:
+    if deterministic:
         # Timing decides which gradients are fused and thereby, from three ranks on, the order in
         # which MPI adds.
         os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
-    if options.timeline is not None:
-        os.environ[TIMELINE_VARIABLE] = str(options.timeline)
+    if timeline is not None:
+        os.environ[TIMELINE_VARIABLE] = str(timeline)
     return timeout_s
 
 
 def _make_tensorflow_reducer(
-    comm: Communicator, options: StartOptions, timeout_s: int
+    comm: Communicator, averaging: str, compression: str, timeout_s: int
 ) -> GraphReducer:
     """Returns what averages in TensorFlow's graph: memory that ranks share, or Horovod.
 
@@ -178,11 +172,11 @@ def _make_tensorflow_reducer(
     """
     import tensorflow as tf
 
-    chosen = options.averaging == HOROVOD or options.compression != "none" or is_traced()
+    chosen = averaging == HOROVOD or compression != "none" or is_traced()
     if not (chosen or comm.num_nodes > 1 or tf.config.get_visible_devices("GPU")):
         with suppress(NoRoomError):  # then Horovod averages, as the record says
             return SharedMemoryReducer(comm, timeout_s)
-    return HorovodReducer(comm, options.compression)
+    return HorovodReducer(comm, compression)
 
 
 def make_engine(name: str, comm: Communicator, *, share_gpus: bool = False) -> Engine:

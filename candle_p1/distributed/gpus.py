@@ -20,9 +20,8 @@ import numpy as np
 from candle_p1.distributed.comm import Communicator
 from candle_p1.distributed.launch_environment import read_number
 from candle_p1.errors import SetupError
-from candle_p1.instrument.power.gpus import AMD, NVIDIA, JobGpus, visible_here
-from candle_p1.instrument.power.nvml import NvmlSource
-from candle_p1.instrument.power.source import SensorError
+from candle_p1.instrument.power.gpus import AMD, NVIDIA, JobGpus, NvmlSource, visible_here
+from candle_p1.instrument.power.sampler import SensorError
 from candle_p1.records.environment import package_versions
 from candle_p1.text import name_nodes
 
@@ -32,24 +31,17 @@ GPUS_VARIABLE = "CANDLE_P1_GPUS_PER_NODE"
 """Set by job scripts: how many GPUs the job asked for on each node. With 0, none are needed."""
 SLURM_VARIABLE = "SLURM_GPUS_ON_NODE"
 """Set by Slurm, where a job or step has GPUs: their number on this node."""
-DEVICE_FILES = ("nvidia[0-9]*", "dxg", "kfd")
-"""What the drivers of NVIDIA (on Linux, and in the Windows Subsystem for Linux) and AMD make."""
 BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX"}
 """What Keras's backends are called."""
-NO_DEVICES = "NoDevFiles"
-"""Slurm's word for none."""
 USE_CPUS = f"to train on CPUs, set {GPUS_VARIABLE}=0"
 
 
 class GpuRequest(NamedTuple):
-    """How many GPUs a job asked for on each node, and the flag or variable that says so.
-
-    `instead` tells users what to do who want to train on CPUs.
-    """
+    """How many GPUs a job asked for on each node."""
 
     num: int
-    origin: str
-    instead: str = USE_CPUS
+    origin: str  # the flag or variable that says so
+    instead: str = USE_CPUS  # what to do to train on CPUs
 
 
 class Lack(NamedTuple):
@@ -64,8 +56,7 @@ def requested_gpus(
 ) -> GpuRequest | None:
     """Returns the GPUs that the job asked for, also by ``--gpus``; None if it asked for none.
 
-    Raises:
-        SetupError: CANDLE_P1_GPUS_PER_NODE is not a number.
+    Raises SetupError if CANDLE_P1_GPUS_PER_NODE is not a number.
     """
     environ = os.environ if environ is None else environ
     if indices:
@@ -89,7 +80,8 @@ def why_none(backend: str, environ: Mapping[str, str] | None = None) -> Lack:
         value = environ.get(name)
         if value is not None and not _is_gpu(value):
             return Lack(f"{name}={value!r} hides all GPUs", f"unset {name}, or name GPUs in it")
-    if not any(chain.from_iterable(map(Path("/dev").glob, DEVICE_FILES))):
+    # What the drivers of NVIDIA (on Linux, and in its Windows Subsystem) and AMD make.
+    if not any(chain(*map(Path("/dev").glob, ("nvidia[0-9]*", "dxg", "kfd")))):
         return Lack(
             "the system shows no GPU of NVIDIA or AMD there (no /dev/nvidia0, no /dev/kfd)",
             "request GPUs from the scheduler and the launcher, give a container access to them"
@@ -146,7 +138,7 @@ def num_visible(environ: Mapping[str, str] | None = None) -> int:
 
 def _is_gpu(named: str) -> bool:
     """Returns whether CUDA and HIP take this for a GPU; they ignore everything from another on."""
-    return named.strip()[:1].isalnum() and named != NO_DEVICES
+    return named.strip()[:1].isalnum() and named != "NoDevFiles"  # Slurm's word for none
 
 
 def card_here(gpus: Sequence[int] | None = None) -> str | None:

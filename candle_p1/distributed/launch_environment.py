@@ -24,9 +24,6 @@ NOT_LAUNCHED = "none"
 NODE_VARIABLE = "CANDLE_P1_NODE"
 """Names the node that a rank is considered part of, so that tests can have several nodes on one
 machine: ranks with different names do not share memory."""
-FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""Slurm's step ids from here on are not steps that srun started: 0xFFFFFFFB is the batch script,
-0xFFFFFFFA the shell of an interactive job (SLURM_BATCH_SCRIPT and others in slurm/slurm.h)."""
 TERMINAL_VARIABLE = "CANDLE_P1_TERMINAL"
 """Set by a local launch to the device of the user's terminal: launchers forward only whole lines,
 which is too late for a progress bar."""
@@ -79,11 +76,7 @@ LIMIT_VARIABLES = {
 
 
 def limits_from_environment() -> Limits:
-    """Returns the limits of the watchdog that this process's environment sets.
-
-    Raises:
-        SetupError: A variable is not a number of seconds.
-    """
+    """Returns the limits of the watchdog, or raises SetupError if one is no number of seconds."""
     give, default = "a number of seconds; 0 means no limit", Limits()
     read = {
         name: read_number(variable, getattr(default, name), give)
@@ -135,11 +128,11 @@ def _is_task_of_a_step(environ: Mapping[str, str]) -> bool:
     """Whether srun started this process, rather than the batch script or the shell around it.
 
     Those also have SLURM_PROCID=0 and the SLURM_NTASKS that the job requested, but no step of their
-    own: SLURM_STEP_ID is absent in a batch script, and one of Slurm's special ids in the shell of
-    `salloc`.
+    own: SLURM_STEP_ID is absent in a batch script, and one of the special ids from 0xFFFFFFF0 on
+    (SLURM_BATCH_SCRIPT and others in slurm/slurm.h) in the shell of `salloc`.
     """
     step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", ""))
-    return step.isdigit() and int(step) < FIRST_SPECIAL_STEP
+    return step.isdigit() and int(step) < 0xFFFFFFF0
 
 
 def _count_local_tasks(environ: Mapping[str, str]) -> int | None:
@@ -156,24 +149,18 @@ def _count_local_tasks(environ: Mapping[str, str]) -> int | None:
     return counts[int(index)] if int(index) < len(counts) else None
 
 
+def _numbers(prefix: str) -> tuple[tuple[str], tuple[str], tuple[str], tuple[str]]:
+    """Returns the variables of rank, size, local rank and local size, which differ in an ending."""
+    local = f"{prefix}_LOCAL"
+    return (f"{prefix}_RANK",), (f"{prefix}_SIZE",), (f"{local}_RANK",), (f"{local}_SIZE",)
+
+
 LAUNCHERS = (
     # jsrun of LSF (Summit). Its Spectrum MPI also sets Open MPI's names, so it comes first.
-    Launcher(
-        "jsrun",
-        rank=("JSM_NAMESPACE_RANK",),
-        size=("JSM_NAMESPACE_SIZE",),
-        local_rank=("JSM_NAMESPACE_LOCAL_RANK",),
-        local_size=("JSM_NAMESPACE_LOCAL_SIZE",),
-    ),
+    Launcher("jsrun", *_numbers("JSM_NAMESPACE")),
     # Open MPI, and Spectrum MPI's mpirun. Within a job of Slurm or PALS, these start its daemons,
     # which pass on variables that are not the rank's own: the inner launcher comes first.
-    Launcher(
-        "mpirun",
-        rank=("OMPI_COMM_WORLD_RANK",),
-        size=("OMPI_COMM_WORLD_SIZE",),
-        local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
-        local_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
-    ),
+    Launcher("mpirun", *_numbers("OMPI_COMM_WORLD")),
     # mpiexec of HPE's PALS (Polaris, Aurora). On Cray EX, Slurm's plug-in cray_shasta gives srun's
     # tasks these variables, too.
     Launcher(
@@ -209,13 +196,7 @@ LAUNCHERS = (
         count_local=_count_local_tasks,
     ),
     # Anything else that speaks PMI or PMIx.
-    Launcher(
-        "pmi",
-        rank=("PMI_RANK",),
-        size=("PMI_SIZE",),
-        local_rank=("PMI_LOCAL_RANK",),
-        local_size=("PMI_LOCAL_SIZE",),
-    ),
+    Launcher("pmi", *_numbers("PMI")),
     Launcher("pmix", rank=("PMIX_RANK",)),
 )
 """In the order in which they are looked for; the first one found started this process."""
@@ -240,8 +221,6 @@ OF_USERS = re.compile(
     "|LSB_DEFAULT.*"
 )
 """Variables that begin likewise, but that users and sites set."""
-DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-"""What schedulers set to the GPUs of an allocation on its node."""
 
 
 def without_allocation(environ: Mapping[str, str], *, here: bool = False) -> dict[str, str]:
@@ -253,8 +232,8 @@ def without_allocation(environ: Mapping[str, str], *, here: bool = False) -> dic
     gone = {n for n in environ if ALLOCATION.match(n) and not OF_USERS.fullmatch(n)}
     if here:
         gone.discard("SLURM_GPUS_ON_NODE")
-    elif gone:
-        gone |= {*DEVICES}
+    elif gone:  # schedulers set these to the GPUs of an allocation on its node
+        gone |= {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"}
     return {name: value for name, value in environ.items() if name not in gone}
 
 
@@ -271,8 +250,7 @@ def launcher_variable() -> str | None:
 def launched_rank(environ: Mapping[str, str] | None = None) -> LaunchedRank:
     """Returns this process's place among those that a launcher started.
 
-    Raises:
-        SetupError: A launcher's variable is not a number.
+    Raises SetupError if a launcher's variable is not a number.
     """
     environ = os.environ if environ is None else environ
     for launcher in () if is_single_process(environ) else LAUNCHERS:
@@ -282,11 +260,7 @@ def launched_rank(environ: Mapping[str, str] | None = None) -> LaunchedRank:
 
 
 def node_name() -> str:
-    """Returns the name of this rank's node.
-
-    Raises:
-        SetupError: A launcher's variable is not a number.
-    """
+    """Returns the name of this rank's node, or raises SetupError as `launched_rank`."""
     return os.environ.get(NODE_VARIABLE) or launched_rank().node
 
 

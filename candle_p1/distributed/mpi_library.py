@@ -29,7 +29,6 @@ FIXES = {
     "MPICH": "use an MPICH that was configured with --enable-threads=multiple, its default",
 }
 """What raises the level, by the beginning of the library's name."""
-OTHERWISE = "use an MPI library that was built for MPI_THREAD_MULTIPLE"
 
 
 class MpiLibrary(NamedTuple):
@@ -49,9 +48,8 @@ class MpiLibrary(NamedTuple):
         )
         if requests := [name for name in REQUESTS if name in os.environ]:
             return what, f"unset {' and '.join(requests)}, which may ask for less"
-        return what, next(
-            (f for start, f in FIXES.items() if self.name.startswith(start)), OTHERWISE
-        )
+        fixes = [fix for start, fix in FIXES.items() if self.name.startswith(start)]
+        return what, [*fixes, "use an MPI library that was built for MPI_THREAD_MULTIPLE"][0]
 
 
 def describe_version(text: str) -> str:
@@ -77,11 +75,7 @@ def describe_mpi() -> dict[str, Any]:
 
 
 def check_thread_level(comm: Communicator) -> None:
-    """Checks that MPI may be called from several threads at a time; collective.
-
-    Raises:
-        SetupError: It may not; the same on every rank.
-    """
+    """Raises SetupError on all ranks if MPI must not be called from several threads; collective."""
     library = mpi_in_use()
     if found := comm.first(library.problem if library and comm.size > 1 else None):
         what, fix = found[1]
@@ -106,8 +100,7 @@ def library_version() -> str:
 def horovod_build() -> dict[str, bool]:
     """Returns whether Horovod was built with mpi, gloo, nccl, cuda and rocm.
 
-    Raises:
-        ImportError: Horovod or TensorFlow is missing, or Horovod was built without TensorFlow.
+    Raises ImportError if it or TensorFlow is missing, or if it was built without TensorFlow.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import horovod.tensorflow as hvd
@@ -121,9 +114,7 @@ def horovod_build() -> dict[str, bool]:
 def start_alone() -> MpiLibrary:
     """Returns the MPI library as a process of its own finds it that starts MPI without a launcher.
 
-    Raises:
-        OSError, subprocess.SubprocessError: It does not start there, as on the login nodes of some
-            machines.
+    Raises OSError or SubprocessError if it does not start, as on login nodes of some machines.
     """
     started = subprocess.run(
         module_command(__name__), capture_output=True, text=True, timeout=START_S, check=True

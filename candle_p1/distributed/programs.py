@@ -28,12 +28,7 @@ VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 NONE = "none"
 LIMIT_BYTES = 4 << 30
 """The programs used least recently are removed beyond it."""
-MIN_COMPILE_S = 0.05
-"""What compiles faster is not kept: there are hundreds of such programs."""
 LOCK_S = 10.0
-HIT, MISS = (f"/jax/compilation_cache/cache_{each}" for each in ("hits", "misses"))
-DURATION = "/jax/core/compile/backend_compile_duration"
-"""Of compiling or loading one program."""
 CPU_FILE = Path("/proc/cpuinfo")
 FEATURES = ("flags", "Features", "model name")
 """What describes a processor in CPU_FILE, on x86 and Arm."""
@@ -71,11 +66,11 @@ class Programs:
         from jax import monitoring
 
         def event(name: str, **facts: Any) -> None:
-            self.num_loaded += name == HIT
-            self.num_kept += name == MISS
+            self.num_loaded += name == "/jax/compilation_cache/cache_hits"
+            self.num_kept += name == "/jax/compilation_cache/cache_misses"
 
-        def duration(name: str, seconds: float, **facts: Any) -> None:
-            self.seconds += seconds * (name == DURATION)
+        def duration(name: str, seconds: float, **facts: Any) -> None:  # of one program
+            self.seconds += seconds * (name == "/jax/core/compile/backend_compile_duration")
 
         monitoring.register_event_listener(event)
         monitoring.register_event_duration_secs_listener(duration)
@@ -118,8 +113,9 @@ def keep_programs(
     jax.config.update("jax_compilation_cache_dir", str(directory))
     # With a limit, JAX locks the directory for reading, too.
     jax.config.update("jax_compilation_cache_max_size", -1 if comm.rank else LIMIT_BYTES)
-    # Ranks that share a GPU are not joined, and JAX takes each for the one that writes.
-    least_s = inf if comm.rank else MIN_COMPILE_S
+    # Ranks that share a GPU are not joined, and JAX takes each for the one that writes. Hundreds of
+    # programs compile faster than in 50 ms, and are not kept.
+    least_s = inf if comm.rank else 0.05
     jax.config.update("jax_persistent_cache_min_compile_time_secs", least_s)
     return programs
 

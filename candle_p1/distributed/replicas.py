@@ -92,11 +92,7 @@ def seed_states(model: Any) -> list[Any]:
 
 
 def check_equal(weights: Iterable[Any], comm: Communicator, when: str) -> None:
-    """Compares the Keras variables of all ranks, bit for bit; collective.
-
-    Raises:
-        DistributedError: They differ; the same on every rank.
-    """
+    """Raises DistributedError on all ranks if their Keras variables differ in a bit; collective."""
     import keras
 
     digest = hashlib.sha256()

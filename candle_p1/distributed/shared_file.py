@@ -16,8 +16,6 @@ T = TypeVar("T")
 
 MEMORY = Path("/dev/shm")
 """Files in this directory are in memory."""
-ROOM_LEFT = 0.05
-"""The share of a file system that is left free."""
 MPI_BYTES = 16 << 20
 """How much of MEMORY the messages of a rank can take, later too: Open MPI's btl_sm_segment_size."""
 
@@ -33,8 +31,7 @@ class NotSharedError(NoRoomError):
 def open_nameless(directory: Path, num_bytes: int, node: Communicator) -> int:
     """Returns an open file of this size that uses no memory yet; collective.
 
-    Raises:
-        NoRoomError: There is none that all ranks see; the same on all of them.
+    Raises NoRoomError on all ranks if there is none that all of them see.
     """
 
     def create() -> str:
@@ -75,14 +72,13 @@ def open_nameless(directory: Path, num_bytes: int, node: Communicator) -> int:
 
 
 def check_room(file: int, num_bytes: int, directory: Path, num_ranks: int) -> None:
-    """Checks that an open file may grow by some bytes; there are so many ranks on this node.
+    """Raises OSError if an open file may not grow by some bytes, with so many ranks on this node.
 
-    Raises:
-        OSError: There would be too little room left, for MPI in MEMORY, which dies of SIGBUS.
+    There would be too little room left, for MPI in MEMORY, which dies of SIGBUS.
     """
     status = os.fstatvfs(file)
     total, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
-    left = max(ROOM_LEFT * total, min(MPI_BYTES * num_ranks, total / 2) * (directory == MEMORY))
+    left = max(0.05 * total, min(MPI_BYTES * num_ranks, total / 2) * (directory == MEMORY))
     if total and free - num_bytes < left:  # 0: a file system in memory without a limit
         need = f"{free >> 20} MiB are free, of which {int(left) >> 20} must remain free"
         raise OSError(errno.ENOSPC, need)

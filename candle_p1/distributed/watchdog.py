@@ -47,18 +47,10 @@ PORT_VARIABLE = "CANDLE_P1_WATCHDOG_PORT"
 LOOPBACK = "127.0.0.1"
 ANY = "0.0.0.0"
 SERVER = "candle_p1.failure.server"
-OFF_WARNING = (
-    f"the watchdog is off ({OFF_VARIABLE}=off): if a rank is killed or stopped, or a node is lost,"
-    ' the record keeps saying "running", and the other ranks may wait for ever'
-)
 
 
 def is_off() -> bool:
-    """Whether there is to be no watchdog.
-
-    Raises:
-        SetupError: The variable says something else.
-    """
+    """Whether there is to be no watchdog; SetupError if the variable says something else."""
     text = os.environ.get(OFF_VARIABLE, "on").lower()
     if text not in ("", "on", "1", "off", "0"):
         raise SetupError(f"{OFF_VARIABLE}={text!r}: give on or off")
@@ -68,10 +60,8 @@ def is_off() -> bool:
 def addresses(interface: str) -> list[str]:
     """Returns the addresses by which other nodes may reach this one: IPv4, and its name at the end.
 
-    They are restricted to an interface, if one is given by its name or address.
-
-    Raises:
-        SetupError: The interface has no address here.
+    They are restricted to an interface, if one is given by its name or address. Raises SetupError
+    if the interface has no address here.
     """
     found = {
         name: [each.address for each in of_one if each.family == socket.AF_INET]
@@ -91,10 +81,7 @@ def addresses(interface: str) -> list[str]:
 
 
 def check_file_limit(num_ranks: int, max_files: int) -> None:
-    """Raises SetupError if the server may not have a connection to each rank.
-
-    A process may have `max_files` open at most; if that is negative, any number.
-    """
+    """Raises SetupError if `max_files` are too few for the server; if negative, any number is."""
     wanted = num_files(num_ranks)
     if 0 <= max_files < wanted:
         raise SetupError(
@@ -116,7 +103,9 @@ def watch(comm: Communicator, record: Path, kept_open: Sequence[int] = ()) -> Ra
         DistributedError: Some rank cannot connect; the same on every rank.
         SetupError: The server cannot listen, or a variable is wrong; the same on every rank.
     """
-    memory, descriptor = _make_memory()
+    descriptor = os.memfd_create("candle-p1-progress")
+    os.ftruncate(descriptor, progress.NUM_BYTES)
+    memory = memoryview(mmap.mmap(descriptor, progress.NUM_BYTES)).cast("q")
     servers: list[subprocess.Popen[bytes]] = []
 
     def start() -> tuple[Endpoint | None, Limits]:
@@ -136,7 +125,10 @@ def watch(comm: Communicator, record: Path, kept_open: Sequence[int] = ()) -> Ra
         endpoint = Endpoint(token=secrets.token_hex(16), host=platform.node(), pid=os.getpid())
         near, own_server = connect_to_own_server(limits, endpoint.token, memory)
         protocol.greet(near, endpoint.token, _hello(comm))
-        warnings.append(OFF_WARNING)
+        warnings.append(
+            f"the watchdog is off ({OFF_VARIABLE}=off): if a rank is killed or stopped, or a node"
+            ' is lost, the record keeps saying "running", and the other ranks may wait for ever'
+        )
     else:
         near = _connect(comm, endpoint, servers)
         if comm.node == 0 and comm.local_rank < 2:
@@ -245,10 +237,3 @@ def _kill(servers: Sequence[subprocess.Popen[bytes]]) -> str:
     if code is not None:
         return f"The watchdog (pid {server.pid}) has ended with code {code}"
     return f"The watchdog (pid {server.pid}) runs, in state {state} (/proc/PID/stat)"
-
-
-def _make_memory() -> tuple[memoryview, int]:
-    """Returns memory for this rank's progress, int64, shape (3,), and its file descriptor."""
-    descriptor = os.memfd_create("candle-p1-progress")
-    os.ftruncate(descriptor, progress.NUM_BYTES)
-    return memoryview(mmap.mmap(descriptor, progress.NUM_BYTES)).cast("q"), descriptor

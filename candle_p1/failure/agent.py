@@ -1,4 +1,4 @@
-"""What a rank reports to the watchdog, and the guard of its launcher.
+"""What a rank reports to the watchdog, its signals, and the guard of its launcher.
 
 The thread in C++ (native/agent.h) sends what is reported here, and ends the process when it is told
 to. Ranks without a watchdog have a server each, in a thread of this process, to which they report
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Any
@@ -26,35 +26,27 @@ import psutil
 
 from candle_p1.failure import _native, progress
 from candle_p1.failure.diagnosis import MEMORY, has_stalled, may_have_lost_peer
-from candle_p1.failure.protocol import Limits, encode
+from candle_p1.failure.protocol import SAVE_SIGNALS, Limits, encode
 from candle_p1.failure.server import WatchdogServer
-from candle_p1.failure.signals import RunSignals
+from candle_p1.files import mount_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator, Sequence
+    from types import FrameType
 
     from candle_p1.failure.protocol import Endpoint
+
 
 UNWIND_S = 3.0
 """How long the server may take to answer an error, to end this process after a signal, and to end
 itself after the last rank."""
-OWN_UNWIND_S = 30.0
-"""Likewise for the server of this rank alone, which needs Python's lock, after a signal."""
-SECOND_S = 3.0
-"""How long the second rank on the server's node leaves it to rank 0 to complete the record of a run
-whose server has died."""
 MAX_CHARS = 10_000
 """Of an error's message, and of its traceback, whose end says most."""
 ABORT_DELAY = "OMPI_MCA_opal_abort_delay"
 """How long Open MPI waits, in s, before it ends a rank that has lost another one or has crashed. By
 default it ends it within a millisecond, by `_exit`, which leaves no last word."""
-ABORT_DELAY_S = 3
-"""Longer than the server waits for news of what may be the cause."""
 SESSION = re.compile(r"(?:ompi|prted)\.(\d{1,9})")
 """The directories that Open MPI 5's launcher and daemons make, with their process ids."""
-OLD_S = 60.0
-"""What is younger may belong to a job that is starting."""
 LOCAL = ("btrfs", "ext2", "ext3", "ext4", "overlay", "tmpfs", "xfs", "zfs")
 """File systems that only one node uses."""
 FIRST_NAMESPACE = "pid:[4026531836]"
@@ -95,7 +87,8 @@ def guard_launcher(stopped_s: float, terminal: str | None = None) -> None:
     They may be stopped for `stopped_s`. The terminal is the device that shows the output.
     """
     global _is_guarded
-    os.environ.setdefault(ABORT_DELAY, str(ABORT_DELAY_S))
+    # Longer than the server waits for news of what may be the cause.
+    os.environ.setdefault(ABORT_DELAY, "3")
     if os.getppid() > 1:  # else it is outside of this container
         session = os.fsencode(os.environ.get("PMIX_SERVER_TMPDIR", ""))
         _process_agent(terminal).guard(os.getppid(), session, stopped_s)
@@ -130,45 +123,31 @@ def remove_leftovers() -> None:
         if named and _native.is_gone(int(named[1])):
             rmtree(directory, ignore_errors=True)
     if segments := [path for path in _old_files(MEMORY) if _native.is_segment(path.name)]:
-        mapped = _mapped_files()
+        mapped = set()  # by any process of this user
+        for pid in psutil.pids():
+            with suppress(OSError):
+                lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+                mapped |= {line.split(maxsplit=5)[5] for line in lines if str(MEMORY) in line}
         for segment in segments:
             if str(segment) not in mapped:
                 segment.unlink(missing_ok=True)
 
 
 def _old_files(directory: Path) -> list[Path]:
-    """Returns what is old and this user's in a directory of this node."""
+    """Returns what is old and this user's in a directory of this node.
+
+    What is younger than a minute may belong to a job that is starting.
+    """
     found: list[Path] = []
     with suppress(OSError), os.scandir(directory) as entries:
-        if _file_system_of(directory) not in LOCAL:
+        if mount_of(directory)[0] not in LOCAL:
             return found
         for entry in entries:
             with suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
-                if status.st_mtime < time.time() - OLD_S and status.st_uid == os.getuid():
+                if status.st_mtime < time.time() - 60 and status.st_uid == os.getuid():
                     found.append(Path(entry.path))
     return found
-
-
-def _file_system_of(directory: Path) -> str:
-    """Returns the kind of file system that a directory is in; "" if it is not known."""
-    device = directory.stat().st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
-        mount, _, source = line.partition(" - ")
-        if mount.split()[2] == number:
-            return source.split()[0]
-    return ""
-
-
-def _mapped_files() -> set[str]:
-    """Returns the files in shared memory that any process of this user has mapped."""
-    mapped = set()
-    for pid in psutil.pids():
-        with suppress(OSError):
-            lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
-            mapped |= {line.split(maxsplit=5)[5] for line in lines if str(MEMORY) in line}
-    return mapped
 
 
 class RankAgent:
@@ -176,14 +155,17 @@ class RankAgent:
 
     Signals reach the server at once, even while the main thread is inside a collective or a library
     holds Python's lock: Python's C-level handler writes their numbers to the agent's thread.
-    SIGUSR1 and SIGUSR2 ask a run that can save (see `saving`) to save a checkpoint and end.
-    Elsewhere they interrupt it like SIGTERM.
+    Ctrl-C raises KeyboardInterrupt, as usual. After SIGTERM and SIGHUP the server ends this
+    process, because a handler could raise its exception anywhere, which crashes the process if
+    TensorFlow is tracing a model. SIGUSR1 and SIGUSR2 ask a run that can save (see `saving`) to
+    save a checkpoint and end. Elsewhere they interrupt it like SIGTERM.
 
     Args:
         rank: This rank.
         connection: A connection to the server, which has welcomed this rank.
         endpoint: The server.
-        memory: Where this rank counts its progress; int64, shape (3,).
+        memory: Where this rank counts its progress; int64, shape (3,). Rank 0 shares it with the
+            server, which knows the exact number of steps even if all ranks are killed at once.
         server: The server's process, on the rank that has started it.
         stopped_s: How long the launcher and the server may be stopped, in s.
         own_server: The thread of this rank's own server, if there is no watchdog.
@@ -191,6 +173,9 @@ class RankAgent:
             and the file descriptors that it keeps open; None: that is not this rank's part.
         terminal: The device of the terminal that shows the output; None: none does.
         warnings: What the user should know.
+
+    Attributes:
+        save_signal: The number of the signal that asked this rank to save; None so far.
     """
 
     def __init__(
@@ -210,7 +195,10 @@ class RankAgent:
         self._rank, self._memory, self.warnings = rank, memory, list(warnings)
         self._socket, self._endpoint, self._server = connection, endpoint, server
         self._own_server, self._recorder = own_server, recorder
-        self._signals = RunSignals(lambda can_save: self._send(can_save=can_save))
+        self._handlers: dict[int, Any] = {}
+        self._old_wakeup_fd: int | None = None
+        self._can_save = self._is_interrupted = False
+        self.save_signal: int | None = None
         self._native = _process_agent(terminal)
         progress.use(memory)
         host = platform.node()
@@ -222,10 +210,11 @@ class RankAgent:
             server=str(endpoint),
             server_pid=server.pid if server else 0,
             stopped_s=stopped_s,
-            unwind_s=UNWIND_S if own_server is None else OWN_UNWIND_S,
+            # The server of this rank alone needs Python's lock.
+            unwind_s=UNWIND_S if own_server is None else 30.0,
         )
         if threading.current_thread() is threading.main_thread():
-            self._signals.catch(self._native.signal_fd)
+            self._catch_signals()
         self._thread = threading.Thread(target=self._flush_at_end, name="watchdog", daemon=True)
         self._thread.start()
 
@@ -234,27 +223,23 @@ class RankAgent:
         """The training steps that this rank has begun; see `count_steps`."""
         return self._memory[progress.STEPS]
 
-    def count_steps(self, num: int) -> None:
-        """Counts training steps that begin.
-
-        Rank 0 counts in memory that it shares with the server, which knows the exact number even if
-        all ranks are killed at once.
-        """
-        progress.count_steps(num)
-
-    @property
-    def save_signal(self) -> int | None:
-        """The number of the signal that asked this rank to save; None so far."""
-        return self._signals.save_signal
+    count_steps = staticmethod(progress.count_steps)
 
     @property
     def save_requested(self) -> bool:
         """Whether a signal has asked this rank to save and end."""
         return self.save_signal is not None
 
-    def saving(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def saving(self) -> Iterator[None]:
         """In the body, this rank can save: it looks at `save_requested` again and again."""
-        return self._signals.saving()
+        self._can_save = True
+        self._send(can_save=True)
+        try:
+            yield
+        finally:
+            self._can_save = False
+            self._send(can_save=False)
 
     def report_record(self, record: Path) -> None:
         """Reports the record to complete if the run fails; every rank may do so."""
@@ -263,7 +248,7 @@ class RankAgent:
         if self._recorder is not None:
             command, inherited = self._recorder
             reason = f"{self._endpoint} died: the run ended because nobody watched it any more"
-            delay_s = 0.0 if self._rank == 0 else SECOND_S
+            delay_s = 0.0 if self._rank == 0 else 3.0  # the second rank leaves it to rank 0
             words = [*command, "--record", str(record), "--complete", reason]
             self._native.set_recorder(
                 [os.fsencode(word) for word in [*words, "--delay", str(delay_s)]],
@@ -285,7 +270,7 @@ class RankAgent:
         The message comes after the name of its class if that says something to the user; a bug has
         a traceback.
         """
-        if self._signals.is_interrupted:
+        if self._is_interrupted:
             self.report_interrupt()
             return True
         self._native.disarm()
@@ -309,7 +294,10 @@ class RankAgent:
         Signals are handled as before.
         """
         self._native.disarm()
-        self._signals.restore()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        if self._old_wakeup_fd is not None:
+            signal.set_wakeup_fd(self._old_wakeup_fd)
         progress.stop()
         self._native.unwatch(encode(bye=True))
         with suppress(OSError):
@@ -322,6 +310,29 @@ class RankAgent:
         if self._own_server is not None:
             self._own_server.join()
         _release()
+
+    def _catch_signals(self) -> None:
+        fd = self._native.signal_fd
+        self._old_wakeup_fd = signal.set_wakeup_fd(fd, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, *SAVE_SIGNALS):
+            handler = signal.getsignal(number)
+            if handler in (signal.SIG_IGN, None):
+                continue  # nohup, or a program that embeds Python, handles it
+            self._handlers[number] = handler
+            signal.signal(number, self._handle_signal)
+
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
+        if number in SAVE_SIGNALS and (self._can_save or self.save_signal):
+            self.save_signal = self.save_signal or number
+            return  # the server limits how long this takes
+        if number != signal.SIGINT:
+            return
+        self._is_interrupted = True
+        handler = self._handlers[number]
+        if callable(handler):
+            handler(number, frame)  # Python's own raises KeyboardInterrupt
+        else:
+            raise KeyboardInterrupt
 
     def _send(self, **message: Any) -> None:
         self._native.send(encode(**message))
@@ -341,7 +352,7 @@ def connect_to_own_server(
     """Starts a server for this rank alone; returns a connection to it, and its thread."""
     near, far = socket.socketpair()
     server = WatchdogServer(1, limits, token, counter=memory)
-    server.add(far)
+    server.connections.add(far)
     thread = threading.Thread(target=server.watch, name="watchdog server", daemon=True)
     thread.start()
     return near, thread

@@ -1,4 +1,4 @@
-"""The connections of the watchdog server: who may connect, and what they send."""
+"""The ranks as the watchdog server knows them: their connections, and what they have reported."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ import time
 from array import array
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from candle_p1.failure.progress import ProgressCounters
 from candle_p1.failure.protocol import (
     AWAKE_S,
     PROBE,
+    SAVE_SIGNALS,
     WELCOME,
     Inbox,
     ProtocolError,
@@ -27,21 +31,20 @@ from candle_p1.failure.protocol import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from candle_p1.failure.protocol import Message
+
 TOKEN_S = 5.0
 """How long a new connection may take to send the token and the hello."""
 MAX_STRANGERS = 1024
 """How many connections may be without a token; a further one replaces the oldest."""
 MIN_STRANGERS = 16
-MAX_ACCEPTED = 64
-"""How many connections are accepted before the others are listened to."""
 SPARE_FILES = 32
 GONE = (errno.ECONNRESET, errno.EPIPE, errno.EBADF)
 """The errors of a connection whose other end has ended; others mean that it cannot be reached."""
-TIOCOUTQ = 0x5411
-"""Asks how many bytes the other end has not acknowledged (linux/sockios.h, SIOCOUTQ)."""
-LAST_ACK_RECV = 56
-"""The offset of tcpi_last_ack_recv, in ms, in Linux's struct tcp_info."""
-TCP_INFO_BYTES = LAST_ACK_RECV + 4
+SIOCOUTQ = 0x5411
+"""Asks how many bytes the other end has not acknowledged (linux/sockios.h)."""
+LAST_ACK_RECV = slice(56, 60)
+"""Where tcpi_last_ack_recv, in ms, is in Linux's struct tcp_info."""
 
 
 @dataclass(eq=False)
@@ -103,7 +106,9 @@ class Peer:
             return None
         if self.closed:
             return False
-        return num_unacknowledged(self.connection) == 0
+        num_unacknowledged = array("i", [0])
+        fcntl.ioctl(self.connection, SIOCOUTQ, num_unacknowledged)
+        return num_unacknowledged[0] == 0
 
 
 def heard_before_s(connection: socket.socket) -> float:
@@ -112,17 +117,10 @@ def heard_before_s(connection: socket.socket) -> float:
     The kernel counts in milliseconds, or ticks of its clock.
     """
     try:
-        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, LAST_ACK_RECV.stop)
     except OSError:  # a socket of this process
         return 0.0
-    return int.from_bytes(info[LAST_ACK_RECV : LAST_ACK_RECV + 4], sys.byteorder) / 1000
-
-
-def num_unacknowledged(connection: socket.socket) -> int:
-    """Returns how many bytes of what was sent the other end has not acknowledged."""
-    number = array("i", [0])
-    fcntl.ioctl(connection, TIOCOUTQ, number)
-    return number[0]
+    return int.from_bytes(info[LAST_ACK_RECV], sys.byteorder) / 1000
 
 
 class Connections:
@@ -225,7 +223,7 @@ class Connections:
 
     def _accept(self, listener: socket.socket) -> None:
         """Accepts connections; too many without a token do not keep those of ranks out."""
-        for _ in range(MAX_ACCEPTED):
+        for _ in range(64):  # then, the others are listened to
             try:
                 connection = listener.accept()[0]
             except BlockingIOError:
@@ -266,3 +264,116 @@ def make_room(num_ranks: int) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         wanted = soft
     return max(MIN_STRANGERS, min(MAX_STRANGERS, wanted - num_ranks - SPARE_FILES))
+
+
+@dataclass(frozen=True)
+class ProcessFault:
+    """What has happened to the launcher, to a rank, or to all ranks."""
+
+    what: str  # "died", "was stopped …" or the like
+    launcher: int = 0  # the process id, if it has happened to that
+    is_common: bool = False  # no rank is to blame
+
+
+@dataclass(eq=False)
+class RankState:
+    """A rank that has said hello, and what it has reported; moments are by time.monotonic."""
+
+    rank: int
+    host: str
+    pid: int
+    peer: Peer | None = None  # None: it died before it had a connection
+    heard_s: float = 0.0  # when it was last heard
+    silent_s: float = 0.0  # how long it was not heard while others were
+    idle_s: float = 0.0  # how long it has not advanced while all ranks were heard
+    phase: str | None = None  # that it has entered last
+    progress: ProgressCounters = ProgressCounters()  # noqa: RUF009, it is a tuple
+    can_save: bool = False  # it saves and ends by itself after SIGUSR1 and SIGUSR2
+    signal: int | None = None  # that ends it
+    save_signal: int | None = None  # after which it saves
+    save_signalled_s: float = 0.0
+    error: dict[str, Any] | None = None  # message, traceback, lost_peer, stalled
+    fault: ProcessFault | None = None  # of the launcher, or what was found out about this rank
+    record: Path | None = None
+    ends_itself: bool = False  # it has said so with its last word
+    closed: str | None = None  # why its connection has ended: "gone" or "unreachable"
+    closed_s: float = inf
+    said_bye: bool = False  # its run is over
+
+    @classmethod
+    def from_hello(cls, hello: Message, peer: Peer) -> RankState:
+        """Returns the rank that has said hello, or raises KeyError, TypeError or ValueError."""
+        if not isinstance(hello["host"], str):
+            raise TypeError
+        rank, pid = int(hello["rank"]), int(hello["pid"])
+        return cls(rank, hello["host"], pid, peer, heard_s=time.monotonic())
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (host {self.host}, pid {self.pid})"
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its connection was closed without a goodbye."""
+        return self.closed is not None and not self.said_bye
+
+    @property
+    def has_own_error(self) -> bool:
+        """Whether it has reported an error that is not the consequence of another rank's end."""
+        error = self.error
+        return error is not None and not (error.get("lost_peer") or error.get("stalled"))
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether its node does not answer."""
+        if self.closed:  # one that was stopped, asked and then killed has died
+            return self.closed == "unreachable"
+        return self.peer is not None and self.peer.answers is False
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether it is known to run, or need not be."""
+        return self.said_bye or time.monotonic() - self.heard_s < AWAKE_S
+
+    def take(self, message: Message | list[int]) -> None:
+        """Takes note of a message; TypeError, ValueError or AttributeError if no rank sends it."""
+        if isinstance(message, dict) and "closed" in message:
+            self.close(message["closed"], message.get("before_s", 0.0))
+            return
+        self.heard_s = time.monotonic()
+        if isinstance(message, list):
+            if (counters := ProgressCounters(*map(int, message))) != self.progress:
+                self.progress, self.idle_s = counters, 0.0
+            return
+        if message.get("phase", self.phase) != self.phase:
+            self.phase, self.idle_s = message["phase"], 0.0
+        self.can_save = message.get("can_save", self.can_save)
+        self.error = message.get("error", self.error)
+        self.ends_itself = self.ends_itself or "last_word" in message
+        self.said_bye = self.said_bye or "bye" in message
+        if "signal" in message:
+            self._take_signal(int(message["signal"]))
+        if "launcher_fault" in message:
+            fault = message["launcher_fault"]
+            self.fault = ProcessFault(str(fault["what"]), launcher=int(fault["pid"]))
+        if "record" in message:
+            self.record = Path(message["record"])
+
+    def close(self, why: str, before_s: float = 0.0) -> None:
+        """Takes note that its connection has ended, so many seconds ago."""
+        if self.closed is None:
+            self.closed, self.closed_s = why, time.monotonic() - before_s
+
+    def _take_signal(self, number: int) -> None:
+        """Takes note of a signal; one that asks to save interrupts a rank that is not able to.
+
+        It counts once for two seconds: launchers and job scripts both send it on.
+        """
+        if self.signal is not None:
+            return
+        now = time.monotonic()
+        if number not in SAVE_SIGNALS:
+            self.signal = number
+        elif self.save_signal is None and self.can_save:
+            self.save_signal, self.save_signalled_s = number, now
+        elif self.save_signal is None or now - self.save_signalled_s > 2.0:
+            self.signal = number

@@ -17,9 +17,9 @@ silent rank whether its node still answers.
 from __future__ import annotations
 
 import errno
-import ipaddress
 import json
 import os
+import re
 import selectors
 import signal
 import socket
@@ -35,9 +35,6 @@ TOKEN_VARIABLE = "CANDLE_P1_WATCHDOG_TOKEN"
 """Passed in an environment variable because every user of the machine can read arguments."""
 WELCOME = b"welcome\n"
 PROBE = b"\0"
-MAX_MESSAGE_BYTES = 2**20
-MAX_REASON_CHARS = 4000
-"""An order is so short that a socket takes it as a whole."""
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 SAVE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 AWAKE_S = 3.0
@@ -47,7 +44,6 @@ CONNECT_S = 10.0
 """How long connecting may take, to all addresses."""
 LIMIT_S = 28.0
 """How long all of it may take, until who has accepted a connection answers, on a busy machine."""
-RETRY_S = 0.1
 
 Message = dict[str, Any]
 
@@ -90,8 +86,8 @@ def encode(**message: Any) -> bytes:
 
 
 def encode_order(code: int, reason: str, *, speak: bool) -> bytes:
-    """Returns the order to end with an exit code."""
-    text = f"{code} {int(speak)} {reason[:MAX_REASON_CHARS]}"
+    """Returns the order to end with an exit code, so short that a socket takes it as a whole."""
+    text = f"{code} {int(speak)} {reason[:4000]}"
     return text.encode(errors="replace").replace(b"\0", b"") + b"\0"
 
 
@@ -106,13 +102,9 @@ class Inbox:
         self._text = b""
 
     def take(self, data: bytes) -> list[Any]:
-        """Returns the messages that are complete: objects, and lists of numbers.
-
-        Raises:
-            ProtocolError: A message is longer than any, or not JSON.
-        """
+        """Returns the messages that are complete; ProtocolError if one is too long, or no JSON."""
         *lines, self._text = (self._text + data).split(b"\n")
-        if len(self._text) > MAX_MESSAGE_BYTES:
+        if len(self._text) > 2**20:
             raise ProtocolError("a message is too long")
         try:
             return [json.loads(line) for line in lines if line]
@@ -121,10 +113,7 @@ class Inbox:
 
 
 def expect_answers(connection: socket.socket, limit_s: float) -> None:
-    """Makes the kernel end a TCP connection whose other end has not answered for so long.
-
-    If the limit is infinite, it takes as long as the kernel likes.
-    """
+    """Makes the kernel end a TCP connection whose other end has not answered for so long."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if not isfinite(limit_s):
@@ -147,7 +136,7 @@ def connect(endpoint: Endpoint, hello: Message) -> socket.socket:
     """
     limit = time.monotonic() + LIMIT_S
     errors: dict[str, str] = {}
-    numbers = [address for address in endpoint.addresses if _is_number(address)]
+    numbers = [each for each in endpoint.addresses if re.fullmatch(r"\d+(\.\d+){3}", each)]
     names = [address for address in endpoint.addresses if address not in numbers]
     is_reached = True
     while is_reached and time.monotonic() < limit:
@@ -164,16 +153,8 @@ def connect(endpoint: Endpoint, hello: Message) -> socket.socket:
                     errors[address] = _words(error)
             if is_reached:
                 break
-        time.sleep(RETRY_S)
+        time.sleep(0.1)
     raise OSError("; ".join(f"{each}:{endpoint.port}: {why}" for each, why in errors.items()))
-
-
-def _is_number(address: str) -> bool:
-    try:
-        ipaddress.IPv4Address(address)
-    except ValueError:
-        return False
-    return True
 
 
 def greet(connection: socket.socket, token: str, hello: Message, limit_s: float = LIMIT_S) -> None:

@@ -38,22 +38,16 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from candle_p1.failure import _native, progress
-from candle_p1.failure.connections import MAX_STRANGERS, Connections, make_room
+from candle_p1.failure.connections import MAX_STRANGERS, Connections, RankState, make_room
 from candle_p1.failure.diagnosis import (
+    STOPPED,
     Diagnosis,
     Diagnostician,
+    HangDetector,
     find_cause,
     find_consequence,
 )
-from candle_p1.failure.hangs import STOPPED, HangDetector
-from candle_p1.failure.protocol import (
-    SAVE_SIGNALS,
-    SIGNALS,
-    TOKEN_VARIABLE,
-    Limits,
-    encode_order,
-)
-from candle_p1.failure.rank_state import RankState
+from candle_p1.failure.protocol import SAVE_SIGNALS, SIGNALS, TOKEN_VARIABLE, Limits, encode_order
 
 if TYPE_CHECKING:
     from candle_p1.failure.connections import Peer
@@ -71,13 +65,8 @@ CONNECT_LIMIT_S = 120.0
 """How long the server waits for all ranks to connect."""
 FAREWELL_S = 10.0
 """How long the server waits for the ranks that it told to end."""
-STOPPED_S = 1.0
-"""How long they have before those that are stopped are killed, after which their launcher ends the
-others, which may still have to print the reason."""
 LOOK_S = 0.25
 """How often the server looks at all ranks, of which there may be thousands, without news."""
-URGENT = frozenset(("launcher_fault", "error", "signal", "closed"))
-"""The messages that may end the run."""
 OPEN_MPI = ("mpirun", "mpiexec", "orterun", "prterun", "prted")
 """The launcher of Open MPI, and its daemon on other nodes."""
 LOG_NAME = "watchdog.log"
@@ -97,6 +86,7 @@ class WatchdogServer:
 
     Attributes:
         ranks: The ranks that have said hello.
+        connections: Theirs, and those of strangers.
     """
 
     def __init__(
@@ -117,7 +107,7 @@ class WatchdogServer:
         self._rank_of: dict[Peer, RankState] = {}
         self._diagnostician = Diagnostician(self._host, limits.save_s)
         self._hangs = HangDetector(limits, self._host, num_ranks)
-        self._connections = Connections(token, self._take, limits.silent_s, listener, max_strangers)
+        self.connections = Connections(token, self._take, limits.silent_s, listener, max_strangers)
         self._launcher: psutil.Process | None = None
         self._launcher_pids: set[int] = set()  # as the ranks of this host name them
         self._session = ""
@@ -128,22 +118,19 @@ class WatchdogServer:
         self._signalled: RankState | None = None  # the first one
         self._signalled_at = 0.0
 
-    def add(self, connection: socket.socket) -> None:
-        """Adds the connection of a rank in this process."""
-        self._connections.add(connection)
-
     def watch(self) -> None:
         """Returns when every rank has said bye, or after a failure has been dealt with."""
-        with closing(self._connections):
-            self._watch()
+        with closing(self.connections):
+            if diagnosis := self._await_end():
+                self._end(diagnosis)
 
-    def _watch(self) -> None:
+    def _await_end(self) -> Diagnosis | None:
         orphaned_at: float | None = None
         start = time.monotonic()
         looked_s = 0.0
         can_record = False
         while True:
-            self._connections.receive(LAST_NEWS_S if self._suspected_at else 0.1)
+            self.connections.receive(LAST_NEWS_S if self._suspected_at else 0.1)
             now = time.monotonic()
             if not self._has_news and now - looked_s < LOOK_S:
                 continue
@@ -155,7 +142,7 @@ class WatchdogServer:
                 with suppress(Exception):  # it fails again when a record has to be completed
                     import_module("candle_p1.records.record")
             if diagnosis := self.diagnose():
-                return self._end(diagnosis)
+                return diagnosis
             if len(self.ranks) == self._num_ranks and all(rank.said_bye for rank in self.ranks):
                 return None
             is_orphan = self._starter and os.getppid() != self._starter
@@ -164,7 +151,7 @@ class WatchdogServer:
                 # After this long, no hello from rank 0 can still be in transit.
                 if now - orphaned_at > GRACE_S:
                     dead = RankState(0, self._host, self._starter, closed="gone")
-                    return self._end(self._diagnostician.failed(dead, self.ranks))
+                    return self._diagnostician.failed(dead, self.ranks)
             if len(self.ranks) < self._num_ranks and now - start > CONNECT_LIMIT_S:
                 return None  # the ranks could not connect, and have reported that themselves
 
@@ -185,13 +172,13 @@ class WatchdogServer:
             if now < until_s and any(rank.closed is None for rank in ranks):
                 self._has_news = True  # look again soon
                 return None
-        if failed and not failed.error and self._launcher_has_ended():
+        if failed and not failed.error and _is_gone(self._launcher):
             # A launcher that is interrupted signals its ranks before it ends.
             self._failed_at = self._failed_at or now
             if len(unsignalled) < len(ranks) or now - self._failed_at < GRACE_S:
                 failed = None
         if failed:
-            if not failed.fault and self._launcher and self._launcher_has_ended():
+            if not failed.fault and self._launcher and _is_gone(self._launcher):
                 return self._diagnostician.launcher_died(self._launcher.pid, failed)
             return self._diagnostician.failed(failed, ranks)
         if self._signalled and now - self._signalled_at > GRACE_S:
@@ -202,10 +189,6 @@ class WatchdogServer:
             return self._diagnostician.interrupted(first)
         return None
 
-    def _launcher_has_ended(self) -> bool:
-        """Whether the launcher has ended, if it is known."""
-        return self._launcher is not None and _is_gone(self._launcher)
-
     def _take(self, peer: Peer, message: Any) -> None:
         """Takes note of a message from a rank."""
         if peer not in self._rank_of:
@@ -213,8 +196,9 @@ class WatchdogServer:
             return
         rank = self._rank_of[peer]
         rank.take(message)
-        if isinstance(message, dict):
-            self._has_news |= not URGENT.isdisjoint(message) and not rank.said_bye
+        if isinstance(message, dict):  # these may end the run
+            urgent = {"launcher_fault", "error", "signal", "closed"} & message.keys()
+            self._has_news |= bool(urgent) and not rank.said_bye
         if rank.record is not None and rank.record != self._record:
             self._record = rank.record
             self._open_log()
@@ -260,16 +244,17 @@ class WatchdogServer:
         lost: list[RankState] = []
         while time.monotonic() - begin < FAREWELL_S:
             # Repeated in every round, because a rank may connect after another one has died.
-            self._connections.tell(order)
+            self.connections.tell(order)
             known = self._record
-            self._connections.receive()
+            self.connections.receive()
             if self._record != known:  # rank 0 may have said which before, but was not heard
                 reason = diagnosis.reason + self._end_record(diagnosis)
             lost = [rank for rank in self.ranks if rank.is_unreachable]
             there = [rank for rank in self.ranks if not rank.closed and rank not in lost]
             if not there and len(self.ranks) == self._num_ranks:
                 break
-            if time.monotonic() - begin > STOPPED_S:
+            # After that, their launcher ends the others, which may still have to print the reason.
+            if time.monotonic() - begin > 1.0:
                 self._kill_stopped()
         self._end_launcher(has_lost_node=bool(lost))
 
@@ -324,8 +309,10 @@ def _end_record(path: Path, status: str, failure: Any) -> str:
     return ""
 
 
-def _is_gone(process: psutil.Process) -> bool:
-    """Whether a process has ended."""
+def _is_gone(process: psutil.Process | None) -> bool:
+    """Whether a process has ended, if it is known."""
+    if process is None:
+        return False
     try:
         return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -334,16 +321,12 @@ def _is_gone(process: psutil.Process) -> bool:
         return False
 
 
-def complete(path: Path, reason: str, steps: int, delay_s: float) -> None:
-    """Completes the record of a run whose server has died, unless another rank does so first."""
-    from candle_p1.records.types import Failure
-
-    time.sleep(delay_s)
-    _end_record(path, "failed", Failure(reason=reason, rank=None, steps=steps))
-
-
 def main() -> None:
-    """Runs the watchdog server: prints where it listens, then watches."""
+    """Runs the watchdog server: prints where it listens, then watches.
+
+    With --complete, it completes the record of a run whose server has died, unless another rank
+    does so first.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("--bind")
     parser.add_argument("--port", type=int, default=0)
@@ -361,7 +344,11 @@ def main() -> None:
     with suppress(OSError):  # rank 0 may keep to some cores, where its threads compute
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     if arguments.complete:
-        complete(arguments.record, arguments.complete, arguments.steps, arguments.delay)
+        from candle_p1.records.types import Failure
+
+        time.sleep(arguments.delay)
+        failure = Failure(reason=arguments.complete, rank=None, steps=arguments.steps)
+        _end_record(arguments.record, "failed", failure)
         return
     counter = None
     if arguments.counter is not None:

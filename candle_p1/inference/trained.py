@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from candle_p1.benchmark import Benchmark, find_benchmark
-from candle_p1.checkpoints.checkpoint import Checkpoint
-from candle_p1.checkpoints.root import BEST, CheckpointRoot
+from candle_p1.checkpoints.checkpoint import BEST, Checkpoint, CheckpointRoot
 from candle_p1.data.inputs import INPUTS_NAME, Inputs
 from candle_p1.distributed import devices
 from candle_p1.distributed.comm import SerialCommunicator

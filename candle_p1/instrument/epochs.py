@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,22 +61,13 @@ class Epoch:
         )
 
 
-class EpochSummary(NamedTuple):
-    """An epoch on one rank or, with arrays as values, on each of several ranks; see `Epoch`.
-
-    The first step is that in which the framework compiles; median and 99th percentile are over the
-    others.
-    """
-
-    begin_s: Any
-    seconds: Any
-    exposed_s: Any
-    allreduce_s: Any
-    validation_s: Any
-    num_steps: Any
-    first_step_s: Any
-    median_step_s: Any
-    p99_step_s: Any
+EpochSummary = namedtuple(
+    "EpochSummary",
+    "begin_s seconds exposed_s allreduce_s validation_s num_steps first_step_s median_step_s"
+    " p99_step_s",
+)
+"""An epoch on one rank or, with arrays as values, on each of several ranks; see `Epoch`. The first
+step is that in which the framework compiles; median and 99th percentile are over the others."""
 
 
 def sum_of_known(times_s: Sequence[float | None]) -> float | None:

@@ -11,17 +11,141 @@ current phase; outside a run this does nothing::
 
 from __future__ import annotations
 
+import os
+import resource
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from math import isnan
-from typing import Any
+from math import isnan, nan
+from operator import add, sub
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from candle_p1.instrument import usage
-from candle_p1.instrument.usage import Usage
+import numpy as np
+from numpy.typing import NDArray
+
+from candle_p1.instrument.power.sampler import SensorError, read_line
 from candle_p1.records.rank_stats import Bytes, Counts, Seconds
 from candle_p1.records.types import PhaseTimes, PhaseUsage
+
+
+class ClockAnchor(NamedTuple):
+    """The time of day, in µs since 1970, and a process's time.perf_counter at the same moment."""
+
+    epoch_us: int
+    perf_counter_s: float
+
+
+def read_anchor() -> ClockAnchor:
+    """Reads both clocks several times, and returns the readings that are closest together."""
+    readings = []
+    for _ in range(10):
+        before_ns = time.perf_counter_ns()
+        epoch_ns = time.time_ns()
+        readings.append((time.perf_counter_ns() - before_ns, before_ns, epoch_ns))
+    lasted_ns, before_ns, epoch_ns = min(readings)
+    return ClockAnchor(epoch_ns // 1000, (before_ns + lasted_ns / 2) / 1e9)
+
+
+def union(intervals: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the pieces, in order, of which the union of intervals consists.
+
+    Both are begins and ends, float64, with the shapes (intervals, 2) and (pieces, 2). An interval
+    that ends before it begins, by clocks that were read late, is empty.
+    """
+    begins, ends = intervals[np.argsort(intervals[:, 0])].T
+    ends = np.maximum.accumulate(np.maximum(begins, ends))
+    is_new = np.append(True, begins[1:] > ends[:-1])[: len(intervals)]
+    is_last = np.append(is_new[1:], True)[: len(intervals)]
+    return np.stack([begins[is_new], ends[is_last]], axis=1)
+
+
+def length(intervals: NDArray[np.float64]) -> float:
+    """Returns the sum of the lengths of intervals, shape (intervals, 2)."""
+    return float((intervals[:, 1] - intervals[:, 0]).sum())
+
+
+PROC = Path("/proc/self")
+
+
+class Usage(NamedTuple):
+    """Counts over all threads, since the process began or between two times.
+
+    See `candle_p1.records.types.PhaseUsage`.
+    """
+
+    cpu_s: float
+    num_voluntary_switches: int
+    num_involuntary_switches: int
+    num_minor_faults: int
+    num_major_faults: int
+    read_bytes: float  # NaN if the kernel does not count them
+
+    @classmethod
+    def now(cls) -> Usage:
+        """Returns the counts so far."""
+        used, read_bytes = resource.getrusage(resource.RUSAGE_SELF), nan
+        with suppress(SensorError):
+            read_bytes = int(read_line(PROC / "io").split()[1])  # the first line is "rchar: N"
+        cpu_s, switches = used.ru_utime + used.ru_stime, (used.ru_nvcsw, used.ru_nivcsw)
+        return cls(cpu_s, *switches, used.ru_minflt, used.ru_majflt, read_bytes)
+
+    def since(self, earlier: Usage) -> Usage:
+        """Returns what was used since an earlier time."""
+        return Usage(*map(sub, self, earlier))
+
+    def plus(self, other: Usage) -> Usage:
+        """Returns the sum of two usages."""
+        return Usage(*map(add, self, other))
+
+
+def process_age_s(at_s: float) -> float | None:
+    """Returns how long this process had existed at a time, in s, to 0.01 s; None if unknown.
+
+    A process that executes another program remains the same one. `at_s` is by time.perf_counter.
+    """
+    with suppress(OSError, AttributeError):  # the clock is Linux's
+        fields = (PROC / "stat").read_text().rpartition(")")[2].split()  # proc(5), from field 3 on
+        started_s = int(fields[22 - 3]) / os.sysconf("SC_CLK_TCK")
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
+        return max(age_s - (time.perf_counter() - at_s), 0.0)
+    return None
+
+
+def reset_peak_rss() -> None:
+    """Resets `peak_rss_bytes`, if the kernel allows it."""
+    with suppress(OSError):
+        (PROC / "clear_refs").write_text("5")  # proc(5)
+
+
+def peak_rss_bytes() -> int:
+    """Returns the peak resident memory since `reset_peak_rss`."""
+    with suppress(OSError):
+        for line in (PROC / "status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def pss_bytes() -> int | None:
+    """Returns the current proportional set size (shared pages count in part); None if unknown."""
+    with suppress(OSError):
+        return memory_bytes((PROC / "smaps_rollup").read_text())
+    return None
+
+
+def memory_bytes(smaps_rollup: str) -> int:
+    """Returns the proportional set size in the content of a smaps_rollup file.
+
+    Mapped files are left out, if the kernel lists them separately.
+    """
+    lines = (line.split() for line in smaps_rollup.splitlines()[1:])
+    kib = {name.rstrip(":"): int(value) for name, value, _ in lines}
+    if "Pss_Anon" in kib:
+        return (kib["Pss_Anon"] + kib["Pss_Shmem"]) * 1024
+    return kib["Pss"] * 1024
+
 
 PhasePath = tuple[str, ...]
 """The name of a phase after those of the phases around it: ("broadcast", "wait")."""
@@ -77,9 +201,9 @@ class PhaseTimer:
     def __call__(self, name: str) -> Iterator[None]:
         """Times a phase, inside the current one, and measures its use of resources."""
         if self._peaks:
-            self._peaks[-1] = max(self._peaks[-1], usage.peak_rss_bytes())
+            self._peaks[-1] = max(self._peaks[-1], peak_rss_bytes())
         self._peaks.append(0)
-        usage.reset_peak_rss()
+        reset_peak_rss()
         before = Usage.now()
         try:
             with self.region(name) as path:
@@ -90,12 +214,12 @@ class PhaseTimer:
                     phase = self.phases[path]
                     used = Usage.now().since(before)
                     phase.usage = used if phase.usage is None else phase.usage.plus(used)
-                    peak = max(self._peaks.pop(), usage.peak_rss_bytes())
+                    peak = max(self._peaks.pop(), peak_rss_bytes())
                     phase.peak_rss_bytes = max(peak, phase.peak_rss_bytes or 0)
                     if self._peaks:
                         self._peaks[-1] = max(self._peaks[-1], peak)
                     else:
-                        phase.pss_bytes = usage.pss_bytes()
+                        phase.pss_bytes = pss_bytes()
         except BaseException:
             self.failed_in = self.failed_in or path
             raise

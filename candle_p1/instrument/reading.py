@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from candle_p1.instrument.clock import length, union
+from candle_p1.instrument.phases import length, union
 from candle_p1.records.rank_stats import Bytes, Seconds
 from candle_p1.records.types import FileReading
 

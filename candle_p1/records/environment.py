@@ -106,11 +106,6 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def settings() -> dict[str, str]:
-    """Returns the environment variables that control training, communication or threads."""
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(SETTINGS)}
-
-
 def capture() -> dict[str, Any]:
     """Returns versions, machine, settings and source commit, in the form a run record has."""
     return {
@@ -122,7 +117,7 @@ def capture() -> dict[str, Any]:
         "num_cores": len(available_cores()),
         "node_cores": psutil.cpu_count(),
         "memory_bytes": memory_limit_bytes(),
-        "settings": settings(),
+        "settings": {k: v for k, v in sorted(os.environ.items()) if k.startswith(SETTINGS)},
         "source": source_commit(),
     }
 

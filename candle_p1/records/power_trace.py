@@ -1,24 +1,37 @@
-"""The readings of a sensor over time, and the energy between two times."""
+"""The readings of a sensor over time, the energy between two times, and their files.
+
+A file is CSV, one line per reading. The value of an energy counter is in J, from an arbitrary
+origin; that of power is in W.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from candle_p1.errors import DataError
+from candle_p1.files import read_regular_bytes, write_atomically
 from candle_p1.records.types import EnergyKind, PowerDomain, PowerReading, worst
+from candle_p1.text import printable
 
 REPLAYED = "replay:"
 """The prefix of a source whose readings are replayed."""
 
 MIN_SAMPLES = 3
 """With fewer samples in an interval, its energy is estimated from those around it."""
-MAX_GAP = 3
-"""If two samples are more than this many sampling intervals apart, there is a gap between them."""
+MAX_GAP = 3.5
+"""If two samples are more than this many sampling intervals apart, there is a gap between them:
+they may be a little late even if none is missed."""
 MAX_UNSEEN = 0.01
 """If a larger share of an interval lies in gaps, its energy is an estimate."""
 MAX_GUESSED_GAP_S = 1.0
@@ -26,8 +39,6 @@ MAX_GUESSED_GAP_S = 1.0
 normal: while the process imports a framework or traces a model, no other thread reads a sensor."""
 MAX_UNCHANGED = 10
 """How many sampling intervals, or updates, a counter may stay constant: all devices use power."""
-USUAL_RESOLUTION_S = 0.1
-"""The resolution assumed for a counter whose resolution is unknown."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +142,8 @@ class Trace:
         few = num_samples < MIN_SAMPLES or duration_s < MIN_SAMPLES * (
             self.channel.resolution_s or 0
         )
-        unseen = self._unseen_s(begin_s, end_s) > MAX_UNSEEN * duration_s
+        outside_s = max(self.times_s[0] - begin_s, 0.0) + max(end_s - self.times_s[-1], 0.0)
+        unseen = self._gaps_s(begin_s, end_s) + outside_s > MAX_UNSEEN * duration_s
         kind: EnergyKind = "estimated" if few or unseen else "measured"
         if self.channel.source != self.channel.sensor:
             kind = "simulated"
@@ -150,9 +162,7 @@ class Trace:
             return self.ended or f"the last sample was taken {end_s - last_s:.3g} s before its end"
         if self.channel.reading == "energy":
             unchanged_s = self._longest_unchanged_s(begin_s, end_s)
-            if unchanged_s > MAX_UNCHANGED * max(
-                self.interval_s, self.channel.resolution_s or USUAL_RESOLUTION_S
-            ):
+            if unchanged_s > MAX_UNCHANGED * max(self.interval_s, self.channel.resolution_s or 0.1):
                 return f"the counter did not change for {unchanged_s:.3g} s"
         longest_s = _longest_s(self.times_s[:-1], self.times_s[1:], begin_s, end_s)
         if self._gaps_s(begin_s, end_s) > duration_s / 2 and longest_s > MAX_GUESSED_GAP_S:
@@ -167,19 +177,13 @@ class Trace:
         ends = self.times_s[np.r_[moved, len(self.values) - 1]]
         return _longest_s(starts, ends, begin_s, end_s)
 
-    def _unseen_s(self, begin_s: float, end_s: float) -> float:
-        """Returns how much of an interval lies in gaps, or before or after all samples."""
-        before_s, after_s = self.times_s[0] - begin_s, end_s - self.times_s[-1]
-        return self._gaps_s(begin_s, end_s) + float(max(before_s, 0.0) + max(after_s, 0.0))
-
     def _gaps_s(self, begin_s: float, end_s: float) -> float:
         """Returns how much of an interval lies in gaps in which its energy is unknown.
 
         A counter continues to count in a gap, so only gaps at the ends of the interval matter.
         """
         starts, ends = self.times_s[:-1], self.times_s[1:]
-        # Samples may be a little late even if none is missed.
-        long = ends - starts > (MAX_GAP + 0.5) * self.interval_s
+        long = ends - starts > MAX_GAP * self.interval_s
         if self.channel.reading == "energy":
             long &= (starts < begin_s) | (ends > end_s)
         shares = np.minimum(ends[long], end_s) - np.maximum(starts[long], begin_s)
@@ -212,3 +216,85 @@ def _longest_s(
     """Returns the longest of the times that overlap an interval."""
     overlaps = (starts < end_s) & (ends > begin_s)
     return float(np.max((ends - starts)[overlaps], initial=0.0))
+
+
+OF_CHANNEL = ("device", "label", "domain", "source", "reading", "resolution_s")
+COLUMNS = ("time_s", "node", *OF_CHANNEL, "value")
+"""The value of an energy counter is in J, from an arbitrary origin; that of power is in W."""
+
+MAX_FILE_BYTES, MAX_NUMBER = 2**30, 1e15
+
+
+def write_traces(path: Path, traces: Iterable[Trace], node: int, start_s: float) -> None:
+    """Writes the traces of a node; those without samples do not appear in the file.
+
+    Times in the file are since `start_s`.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    of_channel = attrgetter(*OF_CHANNEL)
+    for trace in traces:
+        facts = node, *of_channel(trace.channel)  # csv writes None as nothing, and floats exactly
+        times_s = (trace.times_s - start_s).tolist()
+        writer.writerows(
+            (time_s, *facts, value)
+            for time_s, value in zip(times_s, trace.values.tolist(), strict=True)
+        )
+    write_atomically(path, text.getvalue())
+
+
+def read_traces(path: Path) -> list[Trace]:
+    """Reads the traces of one node.
+
+    Raises:
+        DataError: The file is missing, is not a file of power readings, or covers several nodes.
+    """
+    try:
+        text = read_regular_bytes(path, MAX_FILE_BYTES).decode()
+        reader = csv.DictReader(io.StringIO(text, newline=""))
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            raise DataError(
+                f"is not a file of power readings: the columns must be {','.join(COLUMNS)}", path
+            )
+        rows = [(line, row) for line, row in enumerate(reader, start=2)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DataError(f"cannot be read: {reason}", path) from error
+    if len({row["node"] for _, row in rows}) > 1:
+        raise DataError("has readings of several nodes: split it into one file per node", path)
+    samples: dict[Channel, tuple[list[float], list[float]]] = {}
+    for line, row in rows:
+        try:
+            channel = _channel(row)
+            time_s, value = float(row["time_s"]), float(row["value"])
+            if not (abs(time_s) <= MAX_NUMBER and abs(value) <= MAX_NUMBER):
+                raise ValueError("a number is not finite, or not possible")
+        except (TypeError, ValueError) as error:
+            raise DataError(str(error), path, line) from error
+        times_s, values = samples.setdefault(channel, ([], []))
+        if times_s and time_s <= times_s[-1]:
+            raise DataError(f"{channel.device}: the times are not ascending", path, line)
+        times_s.append(time_s)
+        values.append(value)
+    if not samples:
+        raise DataError("has no readings", path)
+    traces = []
+    for channel, (times_s, values) in samples.items():
+        interval_s = float(np.median(np.diff(times_s))) if len(times_s) > 1 else 0.0
+        traces.append(Trace(channel, np.array(times_s), np.array(values), interval_s))
+    return traces
+
+
+def _channel(row: dict[str, str]) -> Channel:
+    for name, known in (("domain", get_args(PowerDomain)), ("reading", get_args(PowerReading))):
+        if row[name] not in known:
+            raise ValueError(f"{name} {row[name]!r} is not one of {', '.join(known)}")
+    resolution_s = float(row["resolution_s"]) if row["resolution_s"] else None
+    if resolution_s is not None and not 0 <= resolution_s <= MAX_NUMBER:
+        raise ValueError(f"resolution_s {row['resolution_s']} is not possible")
+    names: Any = {name: printable(row[name]) for name in OF_CHANNEL[:-1]}
+    return Channel(**names, resolution_s=resolution_s)

@@ -31,7 +31,7 @@ class RankStats(Section):
     """Minimum, mean, maximum and percentiles over ranks; each subclass names the unit.
 
     The raw values are written beside the record, under its path within it
-    (see candle_p1.records.per_rank).
+    (see candle_p1.records.record).
     """
 
     unit: ClassVar[str]

@@ -2,20 +2,32 @@
 
 Its type is candle_p1.records.types.RunRecord; candle_p1.records.schema generates the JSON Schema,
 ``schemas/run-record-3.json``, from it. A record is validated when it is made and when it is read.
-The raw values of all ranks are in a file beside it (see candle_p1.records.per_rank).
+
+The raw values of all ranks are in one compact file beside it, ``per_rank.npz``, of three arrays:
+
+- ``names``: the paths of the statistics within the record, as JSON in UTF-8, for example
+  ``["phases.load", "phases.broadcast.regions.wait.begin", …]``;
+- ``ends``, int64: where the values of each path end;
+- ``values``, float64: the concatenated values of all paths; NaN for a rank that has none.
+
+A record is complete without this file; reports open it only where they need raw values.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from candle_p1.errors import RecordError
@@ -26,16 +38,93 @@ from candle_p1.files import (
     reserve,
     write_atomically,
 )
-from candle_p1.records.per_rank import write_per_rank
+from candle_p1.records.rank_stats import RankStats, Section
 from candle_p1.records.segments import completed, known_sections
 from candle_p1.records.types import SCHEMA_VERSION, Failure, RunRecord
-from candle_p1.text import printable
+from candle_p1.text import count, printable
+
+PER_RANK_NAME = "per_rank.npz"
+MAX_FILE_BYTES, MAX_VALUE = 2**30, 1e100
+
+
+PerRank = dict[str, NDArray[np.float64]]
+"""One value per rank, by the path of its statistics within the record."""
+
+
+def write_per_rank(record_path: Path, record: RunRecord) -> None:
+    """Writes the raw values that the statistics of a record hold, if any, or raises OSError."""
+    found = list(_walk("", record))
+    if not found:
+        return
+    names, arrays = zip(*found, strict=True)
+    content = io.BytesIO()
+    np.savez(
+        content,
+        names=np.frombuffer(json.dumps(names).encode(), np.uint8),
+        ends=np.cumsum([len(array) for array in arrays], dtype=np.int64),
+        values=np.concatenate(arrays),
+    )
+    write_atomically(record_path.with_name(PER_RANK_NAME), content.getvalue())
+
+
+def read_per_rank(record_path: Path, record: RunRecord) -> PerRank | None:
+    """Returns the raw values beside a record; None if there are none.
+
+    Raises RecordError if the file is damaged, or belongs to another run.
+    """
+    path = record_path.with_name(PER_RANK_NAME)
+    if not path.exists():
+        return None
+    try:
+        content = io.BytesIO(read_regular_bytes(path, MAX_FILE_BYTES))
+        # Stored without compression, so that a damaged file is not larger in memory than on disk.
+        if any(part.compress_type for part in zipfile.ZipFile(content).infolist()):
+            raise ValueError("it is compressed")
+        with np.load(content, allow_pickle=False) as arrays:
+            names = json.loads(arrays["names"].tobytes())
+            ends, values = arrays["ends"], arrays["values"]
+        if (ends.dtype, values.dtype) != (np.int64, np.float64) or ends.shape != (len(names),):
+            raise ValueError("its arrays do not have the right types and shapes")
+        if np.any(np.diff(ends, prepend=0) < 0) or values.shape != (ends[-1],):
+            raise ValueError("its arrays do not fit together")
+        if not np.all(np.abs(values[~np.isnan(values)]) <= MAX_VALUE):
+            raise ValueError("one of its values is not possible")
+        found = dict(zip(names, np.split(values, ends[:-1]), strict=True))
+        _check_belongs(found, record)
+    except Exception as error:  # a damaged archive causes errors of many kinds
+        raise RecordError(f"{path}: not the raw values of this run: {error}") from error
+    return found
+
+
+def _check_belongs(found: PerRank, record: RunRecord) -> None:
+    for name, of_ranks in found.items():
+        if name.startswith(("phases.", "training.")) and len(of_ranks) != record.num_ranks:
+            raise ValueError(f"{name} does not have {count(record.num_ranks, 'value')}")
+    for name, phase in (record.phases or {}).items():
+        known = found[f"phases.{name}"]
+        known = known[~np.isnan(known)]
+        if not np.allclose([known.min(), known.max()], [phase.min_s, phase.max_s]):
+            raise ValueError(f"the times of the phase {name} are not those of the record")
+
+
+def _walk(place: str, item: object) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """Yields the paths and raw values of the statistics below an item of a record."""
+    if isinstance(item, RankStats) and item.values is not None:
+        yield place, item.values
+    children: Iterable[tuple[object, object]] = ()
+    if isinstance(item, Section):
+        children = item
+    elif isinstance(item, dict):
+        children = item.items()
+    elif isinstance(item, list):
+        children = enumerate(item)
+    for name, child in children:
+        yield from _walk(f"{place}.{name}" if place else str(name), child)
+
 
 RECORD_NAME = "run.json"
 RESERVED_BYTES = 64 * 1024
 """Kept on the disk for the record of a run that fails, perhaps because the disk is full."""
-MAX_LINE_CHARS = 400
-"""Shorter objects are written on one line of a record."""
 
 MAX_RECORD_BYTES = 2**26
 MAX_INTEGER, MAX_NUMBER, MAX_DIGITS = 2**63 - 1, 1e100, 100
@@ -73,8 +162,7 @@ def make_record(facts: Mapping[str, Any]) -> RunRecord:
 def extend_record(record: RunRecord, **sections: Any) -> RunRecord:
     """Returns a record with sections added or replaced; its segments follow from them.
 
-    Raises:
-        RecordError: The result is not valid.
+    Raises RecordError if the result is not valid.
     """
     return make_record(completed(known_sections(record) | sections))
 
@@ -119,10 +207,7 @@ def end_record(
 def write_so_far(path: Path, record: RunRecord) -> None:
     """Writes what a run has measured so far to a file beside its record, for `read_so_far`.
 
-    It is not the record, because another process may complete that at any time.
-
-    Raises:
-        OSError: It cannot be written.
+    It is not the record, because another process may complete that at any time. Raises OSError.
     """
     text = json.dumps(record.model_dump(mode="json", exclude_unset=True), ensure_ascii=False)
     beside = _so_far(path).with_suffix(".new")  # not synced, which would take most of the time
@@ -133,8 +218,7 @@ def write_so_far(path: Path, record: RunRecord) -> None:
 def read_so_far(path: Path) -> RunRecord:
     """Reads a record; of a run that is "running", with what it has measured so far.
 
-    Raises:
-        RecordError: As `read_record`.
+    Raises RecordError as `read_record`.
     """
     record = read_record(path)
     if record.status == "running":
@@ -156,9 +240,7 @@ def continue_record(path: Path, record: RunRecord) -> None:
 def begin_record(path: Path, record: RunRecord) -> None:
     """Writes the record of a run that begins, and keeps space for the one that says how it ended.
 
-    Raises:
-        FileExistsError: There is a record already.
-        OSError: It cannot be written.
+    Raises FileExistsError if there is a record already, or another OSError.
     """
     create_atomically(path, _text_of(record))
     try:
@@ -169,11 +251,7 @@ def begin_record(path: Path, record: RunRecord) -> None:
 
 
 def write_record(path: Path, record: RunRecord) -> None:
-    """Writes the raw values that a record holds, then the record itself; both atomically.
-
-    Raises:
-        OSError: A file cannot be written.
-    """
+    """Writes the raw values that a record holds, then the record; atomically. Raises OSError."""
     write_per_rank(path, record)
     write_atomically(path, _text_of(record))
     _remove_so_far(path)
@@ -192,8 +270,12 @@ def read_record(path: Path) -> RunRecord:
         raise RecordError(f"{path}: cannot read the record: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise RecordError(f"{path}: cannot read the record: it is not UTF-8 text") from error
+
+    def parse_int(digits: str) -> int | float:  # Python would not read one of too many digits
+        return int(digits) if len(digits) <= MAX_DIGITS else float(digits)
+
     try:
-        content = _plausible(json.loads(text, parse_int=_parse_int))
+        content = _plausible(json.loads(text, parse_int=parse_int))
         text = json.dumps(content)
     except json.JSONDecodeError as error:
         raise RecordError(f"{path}, line {error.lineno}: not JSON: {error.msg}") from error
@@ -225,11 +307,9 @@ def _remove_so_far(path: Path) -> None:
 def _plausible(value: Any, place: tuple[Any, ...] = ()) -> Any:
     """Returns a value from JSON with printable text.
 
-    Its place is its key, after the place of what contains it: (((), "phases"), "load").
-
-    Raises:
-        ValueError: A number is none, or is larger than anything that is measured; a time or an
-            amount is negative; or text is not Unicode.
+    Its place is its key, after the place of what contains it: (((), "phases"), "load"). Raises
+    ValueError if a number is none, or larger than anything that is measured, if a time or an amount
+    is negative, or if text is not Unicode.
     """
     if isinstance(value, dict):
         return {
@@ -267,11 +347,6 @@ def _named(place: tuple[Any, ...]) -> str:
     return ".".join(reversed(keys))
 
 
-def _parse_int(digits: str) -> int | float:
-    """Returns an integer; one of too many digits, which Python would not read, as a float."""
-    return int(digits) if len(digits) <= MAX_DIGITS else float(digits)
-
-
 def _explain(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(str(part) for part in first["loc"])
@@ -284,9 +359,9 @@ def _text_of(record: RunRecord) -> str:
 
 
 def _to_json(value: Any, indent: str) -> str:
-    """Returns indented JSON with short objects and lists on one line."""
+    """Returns indented JSON with short objects and lists on one line, of 400 characters at most."""
     line = json.dumps(value, allow_nan=False, ensure_ascii=False)
-    if not isinstance(value, (dict, list)) or len(line) <= MAX_LINE_CHARS - len(indent):
+    if not isinstance(value, (dict, list)) or len(line) <= 400 - len(indent):
         return line
     inner = indent + "  "
     if isinstance(value, dict):

@@ -22,8 +22,7 @@ import numpy as np
 from candle_p1.errors import RecordError
 from candle_p1.parameters.catalog import role_of
 from candle_p1.parameters.parameter import Role
-from candle_p1.records.per_rank import PerRank, read_per_rank
-from candle_p1.records.record import RECORD_NAME, read_record
+from candle_p1.records.record import RECORD_NAME, PerRank, read_per_rank, read_record
 from candle_p1.records.segments import is_continued
 from candle_p1.records.types import Efficiency, EpochRecord, PhaseTimes, RunRecord
 from candle_p1.scaling import share_epochs

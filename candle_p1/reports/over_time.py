@@ -15,9 +15,8 @@ import numpy as np
 
 from candle_p1.errors import CandleError, DataError
 from candle_p1.figures import BLUE, GREEN, PURPLE, VERMILION, curves
-from candle_p1.records.per_rank import PER_RANK_NAME
-from candle_p1.records.power_file import read_traces
-from candle_p1.records.power_trace import Trace
+from candle_p1.records.power_trace import Trace, read_traces
+from candle_p1.records.record import PER_RANK_NAME
 from candle_p1.reports.drawing import (
     COLORS,
     LOOK,

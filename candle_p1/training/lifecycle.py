@@ -34,10 +34,10 @@ from candle_p1.errors import CandleError, ParameterError, RecordError, RunInterr
 from candle_p1.failure.agent import RankAgent
 from candle_p1.failure.rank_log import output_to_file
 from candle_p1.files import FULL
-from candle_p1.instrument import collectives, phases, usage
+from candle_p1.instrument import collectives, phases
 from candle_p1.instrument.collectives import CommunicationLog, summarize_communication
+from candle_p1.instrument.logs import CallProfile
 from candle_p1.instrument.phases import PhaseTimer, summarize_phases
-from candle_p1.instrument.profiles import CallProfile
 from candle_p1.parameters.parameter_set import ParameterSet
 from candle_p1.records.record import (
     RECORD_NAME,
@@ -220,7 +220,7 @@ class Run:
             self.start,
             ended,
             None if checkpoints is None else sum(save.wait_s for save in checkpoints.saves),
-            usage.process_age_s(self.start),
+            phases.process_age_s(self.start),
             self.comm.start_s,
         )
         gathered = self.comm.gather(own)

@@ -26,7 +26,7 @@ from candle_p1.distributed.callbacks import (
 )
 from candle_p1.distributed.reducers.horovod import is_traced
 from candle_p1.distributed.replicas import average_state
-from candle_p1.instrument import tensorboard
+from candle_p1.instrument.logs import TENSORBOARD_FOLDER, epoch_logs
 from candle_p1.models.fast import device_data
 from candle_p1.records.segments import BEGINNING
 from candle_p1.records.types import Position
@@ -299,8 +299,8 @@ class _Loop:
             # Before callbacks that change the rate.
             is_first
             and params["tensorboard"]
-            and tensorboard.epoch_logs(
-                run.directory / tensorboard.DIRECTORY, is_continued=run.restart is not None
+            and epoch_logs(
+                run.directory / TENSORBOARD_FOLDER, is_continued=run.restart is not None
             ),
             plan.warmup_epochs and LearningRateWarmup(plan, params["warmup_by"]),
         ]

@@ -18,6 +18,12 @@ from candle_p1.data.samples import DataSet
 from candle_p1.distributed.comm import Communicator, agree
 from candle_p1.instrument.collectives import CommunicationLog
 from candle_p1.instrument.epochs import efficiencies
+from candle_p1.instrument.logs import (
+    CallProfile,
+    merge_profiles,
+    write_profile,
+    write_profile_table,
+)
 from candle_p1.instrument.phases import Phase, PhasePath, summarize_phases
 from candle_p1.instrument.power.account import (
     Interval,
@@ -29,16 +35,10 @@ from candle_p1.instrument.power.account import (
 from candle_p1.instrument.power.choose import open_sources
 from candle_p1.instrument.power.gpus import JobGpus, visible_here
 from candle_p1.instrument.power.sampler import Sampler
-from candle_p1.instrument.profiles import (
-    CallProfile,
-    merge_profiles,
-    write_profile,
-    write_profile_table,
-)
 from candle_p1.models import fast
 from candle_p1.models.optimizers import COMPUTE_TYPES
 from candle_p1.parameters.parameter_set import ParameterSet
-from candle_p1.records.power_file import write_traces
+from candle_p1.records.power_trace import write_traces
 from candle_p1.records.rank_stats import Bytes, Seconds
 from candle_p1.records.record import make_record, utc_now
 from candle_p1.records.types import (

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from candle_p1.benchmark import Benchmark
-from candle_p1.checkpoints.best import Best
-from candle_p1.checkpoints.policy import are_saved
+from candle_p1.checkpoints.policy import Best, are_saved
 from candle_p1.data.inputs import INPUTS_NAME, Inputs
 from candle_p1.data.samples import DataSet, Several
 from candle_p1.distributed.comm import SerialCommunicator

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
-from candle_p1.checkpoints.arrays import ArraySpec
 from candle_p1.checkpoints.policy import are_saved
+from candle_p1.checkpoints.shards import ArraySpec
 from candle_p1.distributed.replicas import seed_ranks
 from candle_p1.errors import CheckpointError
 from candle_p1.parameters.parameter import Parameter, Role

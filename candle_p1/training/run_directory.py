@@ -229,7 +229,7 @@ class RunDirectory:
 
     def _named_root(self) -> tuple[Path, Checkpoint | None]:
         """Returns the named directory, and the newest checkpoint in it, which may be damaged."""
-        from candle_p1.checkpoints.root import CheckpointRoot
+        from candle_p1.checkpoints.checkpoint import CheckpointRoot
 
         root = checkpoint_root(self._params, self._candidates[0])
         newest = CheckpointRoot(root).newest() if root.is_dir() else None
@@ -323,7 +323,7 @@ class RunDirectory:
 
     def _newest_good(self, root: Path) -> Checkpoint | None:
         """Returns the newest checkpoint that is not damaged; None if there is none."""
-        from candle_p1.checkpoints.root import CheckpointRoot
+        from candle_p1.checkpoints.checkpoint import CheckpointRoot
 
         # Only while no other run writes there: it removes what writers have left.
         return CheckpointRoot(root).newest_good(self.notes.append) if root.is_dir() else None

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from candle_p1.benchmark import Benchmark
-from candle_p1.checkpoints.best import check_metric
-from candle_p1.checkpoints.policy import are_saved
+from candle_p1.checkpoints.policy import are_saved, check_metric
 from candle_p1.data.directory import data_directory
 from candle_p1.data.reader import FileSet, Reader
 from candle_p1.data.samples import DataSet
@@ -26,7 +25,7 @@ from candle_p1.distributed.optimizer import distribute_optimizer
 from candle_p1.distributed.programs import keep_programs
 from candle_p1.distributed.replicas import seed_process, seed_ranks
 from candle_p1.errors import DistributedError, ParameterError, SetupError
-from candle_p1.instrument.mllog import RunLog
+from candle_p1.instrument.logs import RunLog
 from candle_p1.models import fast
 from candle_p1.models.optimizers import DTYPE_POLICIES, default_learning_rate, make_optimizer
 from candle_p1.parameters.parameter_set import ParameterSet

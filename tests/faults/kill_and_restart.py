@@ -35,9 +35,8 @@ import numpy as np
 import psutil
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.checkpoints.checkpoint import Checkpoint
+from candle_p1.checkpoints.checkpoint import Checkpoint, CheckpointRoot
 from candle_p1.checkpoints.manifest import name_order
-from candle_p1.checkpoints.root import CheckpointRoot
 from candle_p1.datasets.synthetic import ensure
 from candle_p1.errors import CheckpointError
 from tests.faults.processes import LIMIT_S, STARTERS, StartedRun, fault_test

@@ -9,15 +9,15 @@ import pytest
 import safetensors.numpy
 from harness import shared_directory
 
-from candle_p1.checkpoints import arrays, commit, planner
-from candle_p1.checkpoints.root import CheckpointRoot
-from candle_p1.checkpoints.shard_file import write_synced
+from candle_p1.checkpoints import commit, shards
+from candle_p1.checkpoints.checkpoint import CheckpointRoot
+from candle_p1.checkpoints.shards import write_synced
 from candle_p1.checkpoints.writer import CheckpointWriter
 from candle_p1.errors import CheckpointError
 from candle_p1.records.types import Position
 from tools.simulated import ArrayInMemory
 
-arrays.SMALL_BYTES, planner.LARGE_BYTES = 1000, 0
+shards.SMALL_BYTES, shards.LARGE_BYTES = 1000, 0
 STATE = {
     "weights/large": np.random.default_rng(1).random((4001, 33), dtype=np.float32),
     "weights/small": np.arange(7, dtype=np.float16),
@@ -53,17 +53,17 @@ def all_writers_write_equal_shares(comm):
     on_first_node = comm.allgather(comm.node).count(0)
     for epoch, large_bytes, expected in ((1, 10**9, on_first_node), (2, 0, comm.size)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(planner, "LARGE_BYTES", large_bytes)
+            patch.setattr(shards, "LARGE_BYTES", large_bytes)
             writer = CheckpointWriter(comm, root)
             assert save(writer, comm, epoch, best=epoch == 1)
         checkpoint = newest_good(root, comm)
         holds_epoch(checkpoint, comm, epoch)
         if comm.rank == 0:
-            shards = sorted(checkpoint.directory.glob("arrays-*"))
-            assert len(shards) == expected
-            sizes = [path.stat().st_size for path in shards]
+            files = sorted(checkpoint.directory.glob("arrays-*"))
+            assert len(files) == expected
+            sizes = [path.stat().st_size for path in files]
             assert max(sizes) - min(sizes) < 1000
-            found = [name for path in shards for name in safetensors.numpy.load_file(path)]
+            found = [name for path in files for name in safetensors.numpy.load_file(path)]
             assert len(found) == len(set(found)) == len(STATE) - 1 + expected
         assert all(each.written_s > 0 for each in writer.close().saves)
 

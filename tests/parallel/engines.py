@@ -10,7 +10,7 @@ import numpy as np
 
 from candle_p1.distributed.backend import choose_backend, engine_of
 from candle_p1.distributed.comm import SerialCommunicator, connect
-from candle_p1.distributed.engine import Engine, StartOptions, make_engine
+from candle_p1.distributed.engine import Engine, make_engine
 from candle_p1.distributed.optimizer import average_gradients, distribute_optimizer
 
 NAME = engine_of(choose_backend())
@@ -25,7 +25,7 @@ def started(compression):
     comm = connect()
     made = make_engine(NAME, comm)
     devices.configure(comm, made)
-    made.start(StartOptions(averaging=AVERAGING, compression=compression))
+    made.start(averaging=AVERAGING, compression=compression)
     return made
 
 

@@ -13,7 +13,7 @@ from candle_p1.distributed.comm import Communicator, agree
 from candle_p1.distributed.mpi_library import check_thread_level
 from candle_p1.distributed.reducers.reducer import GraphReducer, average_as_half
 from candle_p1.errors import ParameterError, SetupError
-from candle_p1.instrument.clock import ClockAnchor, read_anchor
+from candle_p1.instrument.phases import ClockAnchor, read_anchor
 
 HOROVOD_DEFAULTS = {"HOROVOD_CYCLE_TIME": "1", "HOROVOD_FUSION_THRESHOLD": "134217728"}
 """The defaults of Horovod 0.28, in ms and bytes; when the paper was written: 5 and 67108864."""
@@ -103,8 +103,7 @@ class Timeline:
 def open_timeline(name: str | None, comm: Communicator) -> Timeline | None:
     """Returns the timeline for a file; None for None.
 
-    Raises:
-        ParameterError: The file cannot be written, or there is only one rank.
+    Raises ParameterError if the file cannot be written, or there is only one rank.
     """
     if name is None:
         return None

@@ -1,4 +1,4 @@
-"""JAX's distributed runtime: XLA averages gradients, by Gloo on CPUs and NCCL or RCCL on GPUs.
+"""JAX: XLA averages gradients, by Gloo on CPUs and NCCL or RCCL on GPUs, or the host does.
 
 A step is Keras's own step, mapped over one device per rank by ``jax.shard_map``, in which the
 optimizer averages the gradients. XLA compiles both into one program, and so overlaps communication
@@ -23,6 +23,7 @@ import numpy as np
 
 from candle_p1.distributed.comm import Communicator, agree, on_first_rank
 from candle_p1.distributed.gpus import num_visible
+from candle_p1.distributed.mpi_library import check_thread_level
 from candle_p1.distributed.reducers.reducer import Reducer, average_as_half
 from candle_p1.distributed.watchdog import INTERFACE_VARIABLE, addresses
 from candle_p1.errors import SetupError
@@ -30,22 +31,14 @@ from candle_p1.instrument.collectives import note_collective
 
 AXIS = "ranks"
 """What the ranks are called in the arrays that span them."""
-OF_XLA = ("XLA_", "JAX_", "NCCL_", "RCCL_")
-"""What the names of environment variables begin with that change what JAX does."""
 GROUP_BYTES = 1 << 26
 LOOPBACK = "127.0.0.1"
-JOIN_S = 120
-"""How long ranks wait for each other while JAX joins them."""
-SHUTDOWN_S = 20
-"""How long a rank that has finished waits for JAX's other processes to finish, too."""
 
 
 class JaxReducer(Reducer):
     """Averages within the step that XLA compiles. Making it is collective.
 
-    Raises:
-        SetupError: JAX does not see the ranks of the job, or cannot connect them; the same on every
-            rank.
+    Raises SetupError on all ranks if JAX does not see the ranks of the job, or cannot connect them.
     """
 
     name = "jax"
@@ -64,7 +57,8 @@ class JaxReducer(Reducer):
         import jax
 
         collectives = "gloo" if jax.default_backend() == "cpu" else "nccl or rccl"
-        told = {k: v for k, v in sorted(os.environ.items()) if k.startswith(OF_XLA)}
+        begins = ("XLA_", "JAX_", "NCCL_", "RCCL_")
+        told = {k: v for k, v in sorted(os.environ.items()) if k.startswith(begins)}
         return {"collectives": collectives, **told}
 
     def _meet(self) -> None:
@@ -227,9 +221,7 @@ def _local(value: Any) -> Any:
 def join_processes(comm: Communicator) -> None:
     """Connects the processes to rank 0 by TCP, once, before JAX looks for devices; collective.
 
-    Raises:
-        SetupError: JAX is missing or has been used before, or a rank cannot be reached; the same on
-            every rank.
+    Raises SetupError on every rank if JAX is missing or in use, or a rank cannot be reached.
     """
     if agree(comm, _import_jax).distributed.is_initialized():
         return
@@ -277,9 +269,9 @@ def _connect(comm: Communicator, address: str) -> None:
     name = "no_grpc_proxy"
     direct = os.environ.get(name) or os.environ.get("no_proxy", "")
     os.environ[name] = ",".join(filter(None, (direct, address.rpartition(":")[0])))
-    options: dict[str, Any] = {"initialization_timeout": JOIN_S}
+    options: dict[str, Any] = {"initialization_timeout": 120}
     if "shutdown_timeout_seconds" in signature(jax.distributed.initialize).parameters:
-        options["shutdown_timeout_seconds"] = SHUTDOWN_S  # not in JAX 0.6
+        options["shutdown_timeout_seconds"] = 20  # of a rank that waits for others; not in JAX 0.6
     options["cluster_detection_method"] = "deactivate"
     try:
         jax.distributed.initialize(address, comm.size, comm.rank, **options)
@@ -314,3 +306,54 @@ def _import_jax() -> Any:
             " ENGINE=jax, or install candle-p1[jax-mpi]"
         ) from error
     return jax
+
+
+class HostReducer(Reducer):
+    """Averages in the memory of the host, for ranks that share a GPU, where NCCL refuses to.
+
+    It is for tests of the path of several ranks: a step waits while all of its gradients go to the
+    host and, by MPI, through all ranks, in a thread of XLA's, so its messages have a communicator
+    of their own. Making it is collective.
+
+    Raises SetupError on every rank if there are several nodes, or gradients are to be compressed.
+    """
+
+    name = "host"
+
+    def __init__(self, comm: Communicator, compression: str = "none") -> None:
+        super().__init__(comm, compression)
+        if comm.num_nodes > 1 or compression != "none":
+            raise SetupError(
+                "--share_gpus is for ranks of one node, without --compression"
+            ).on_all_ranks()
+        check_thread_level(comm)
+        self._apart = comm.split_nodes(0).local
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {"collectives": self.name}
+
+    def average(self, gradients: Mapping[str, Any], after: Sequence[Any] = ()) -> list[Any]:
+        """Returns the averages, within a step that JAX compiles."""
+        import jax
+        from jax.experimental import io_callback
+
+        given = list(gradients.values())
+        like = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in given]
+        return list(io_callback(self._average, like, given, ordered=True))
+
+    def _average(self, gradients: Sequence[Any]) -> list[Any]:
+        averages = []
+        for gradient in map(np.asarray, gradients):
+            values = gradient.astype(np.result_type(gradient.dtype, np.float32))
+            total = self._apart.allreduce_sum(values) / values.dtype.type(self.comm.size)
+            averages.append(total.astype(gradient.dtype))
+        return averages
+
+    def broadcast(self, variables: Sequence[Any], root: int) -> None:
+        num_bytes, begin = 0, time.perf_counter()
+        for variable in variables:
+            value = np.asarray(variable.value)
+            variable.assign(self.comm.broadcast(value, root))
+            num_bytes += value.nbytes * (self.comm.rank == root)
+        note_collective(self.name, "broadcast", num_bytes, time.perf_counter() - begin)

@@ -22,17 +22,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from candle_p1.distributed.comm import Communicator
 from candle_p1.errors import SetupError
 from candle_p1.instrument.collectives import note_collective
 
 COMPRESSIONS = ("none", "fp16")
 """How gradients are sent."""
-EXPONENT_BITS = 0x7F800000
-"""Of a float32. The other bits are sign and fraction, so these alone are a power of two."""
-LARGEST_FLOAT32 = 3.4028234663852886e38
-LARGEST_BYTES = 4
-"""The size of the number that is sent in addition to a gradient."""
 
 
 class Reducer(ABC):
@@ -79,7 +76,7 @@ class Reducer(ABC):
         """Returns how many bytes of a gradient a rank sends."""
         num_elements = int(math.prod(gradient.shape))
         if self.compression == "fp16":
-            return num_elements * 2 + LARGEST_BYTES
+            return num_elements * 2 + 4  # for its largest element
         from keras import backend
 
         return num_elements * int(backend.standardize_dtype(gradient.dtype)[-2:]) // 8
@@ -150,7 +147,7 @@ def largest_element(gradient: Any) -> Any:
     from keras import ops
 
     largest = ops.cast(ops.max(ops.abs(gradient)), "float32")
-    return ops.where(ops.isfinite(largest), largest, LARGEST_FLOAT32)
+    return ops.where(ops.isfinite(largest), largest, np.finfo(np.float32).max)
 
 
 def scale_for(largest: Any, num_ranks: int) -> Any:
@@ -161,7 +158,8 @@ def scale_for(largest: Any, num_ranks: int) -> Any:
     """
     from keras import ops
 
-    bits = ops.bitwise_and(_bitcast(largest, "int32"), EXPONENT_BITS)
+    # Without sign and fraction, the bits of a float32 are a power of two.
+    bits = ops.bitwise_and(_bitcast(largest, "int32"), 0x7F800000)
     power = ops.clip(_bitcast(bits, "float32"), 2.0**-80, 2.0**100)
     return 2.0**14 / 2.0 ** (num_ranks - 1).bit_length() / power
 

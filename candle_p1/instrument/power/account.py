@@ -144,8 +144,12 @@ def combine(nodes: Sequence[NodeEnergy]) -> records.JobEnergy:
 
 def _counted(devices: Sequence[DeviceEnergy]) -> list[DeviceEnergy]:
     """Returns the devices included in the totals, so that every part of a machine counts once."""
+
+    def preference(each: DeviceEnergy) -> tuple[int, bool]:  # the better kind, then a counter
+        return KINDS.index(each.total.kind), each.channel.reading == "power"
+
     best: dict[tuple[str, str], DeviceEnergy] = {}
-    for each in sorted(devices, key=_preference):  # the sort keeps the order of nodes
+    for each in sorted(devices, key=preference):  # the sort keeps the order of nodes
         best.setdefault((each.boot, each.channel.device), each)
     once = [each for each in devices if best[each.boot, each.channel.device] is each]
     whole = {each.boot for each in once if each.channel.domain == "node"}
@@ -161,11 +165,6 @@ def _counted(devices: Sequence[DeviceEnergy]) -> list[DeviceEnergy]:
         return channel.sensor != "cray" or (boot, channel.domain) not in others
 
     return [each for each in once if is_counted(each.boot, each.channel)]
-
-
-def _preference(each: DeviceEnergy) -> tuple[int, bool]:
-    """Sort key for readings of one device: the better kind first, then an energy counter."""
-    return KINDS.index(each.total.kind), each.channel.reading == "power"
 
 
 def _why_uneven(nodes: Sequence[NodeEnergy], counted: Sequence[DeviceEnergy]) -> str | None:

@@ -11,14 +11,10 @@ import numpy as np
 
 from candle_p1.errors import DataError, ParameterError, did_you_mean
 from candle_p1.files import expand_user
-from candle_p1.instrument.power.amd import AmdSource
-from candle_p1.instrument.power.cray import CraySource
-from candle_p1.instrument.power.gpus import JobGpus
-from candle_p1.instrument.power.nvml import NvmlSource
-from candle_p1.instrument.power.rapl import RaplSource
-from candle_p1.instrument.power.source import PowerSource, SensorError
-from candle_p1.records.power_file import read_traces
-from candle_p1.records.power_trace import REPLAYED, Channel
+from candle_p1.instrument.power.counters import CraySource, RaplSource
+from candle_p1.instrument.power.gpus import AmdSource, JobGpus, NvmlSource
+from candle_p1.instrument.power.sampler import PowerSource, SensorError
+from candle_p1.records.power_trace import REPLAYED, Channel, read_traces
 
 AUTO, NONE, REPLAY = "auto", "none", "replay"
 SENSORS: dict[str, Callable[[JobGpus], PowerSource]] = {
@@ -101,8 +97,7 @@ def check_names(names: str) -> list[str]:
 def open_sources(names: str, job: JobGpus) -> OpenedSources:
     """Opens the sources of this node, named as for `check_names`.
 
-    Raises:
-        ParameterError: A name is wrong, or a source requested by name is not available.
+    Raises ParameterError if a name is wrong, or a source requested by name is not available.
     """
     requested = check_names(names)
     if requested == [NONE]:

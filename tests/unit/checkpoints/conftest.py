@@ -3,10 +3,9 @@ import os
 import numpy as np
 import pytest
 
-from candle_p1.checkpoints.arrays import TYPE_NAMES, ArraySpec
-from candle_p1.checkpoints.checkpoint import Checkpoint
+from candle_p1.checkpoints.checkpoint import Checkpoint, CheckpointRoot
 from candle_p1.checkpoints.manifest import name_of
-from candle_p1.checkpoints.root import CheckpointRoot
+from candle_p1.checkpoints.shards import TYPE_NAMES, ArraySpec
 from candle_p1.checkpoints.writer import CheckpointWriter
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.records.types import Position

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.checkpoints.best import Best, is_rising
-from candle_p1.checkpoints.policy import SavePolicy, keep_policy
+from candle_p1.checkpoints.policy import Best, SavePolicy, is_rising, keep_policy
 from candle_p1.errors import ParameterError
 
 NT3 = find_benchmark("nt3")

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from candle_p1.checkpoints import arrays, commit, shard_file
+from candle_p1.checkpoints import commit, shards
+from candle_p1.checkpoints.checkpoint import CheckpointRoot
 from candle_p1.checkpoints.manifest import FileEntry
-from candle_p1.checkpoints.root import CheckpointRoot
+from candle_p1.checkpoints.shards import CopyMemory
 from candle_p1.checkpoints.writer import CheckpointWriter
 from candle_p1.errors import CheckpointError
 from candle_p1.failure import progress
@@ -46,7 +47,7 @@ def gate(monkeypatch):
         assert gate.wait(60)
         fsync(file)
 
-    monkeypatch.setattr(shard_file.os, "fsync", slow)
+    monkeypatch.setattr(shards.os, "fsync", slow)
     yield gate
     gate.set()
 
@@ -59,7 +60,7 @@ def fail_at(monkeypatch, function, code):
             return call(target, *args, **options)
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(shard_file.os, function, fail)
+    monkeypatch.setattr(shards.os, function, fail)
 
 
 def left(root):
@@ -81,7 +82,7 @@ def test_what_is_saved_is_read(state, root, monkeypatch, num_ranks):
         writer.close()
 
     facts = {"loss": [0.5]}
-    monkeypatch.setattr(arrays, "SMALL_BYTES", 1000)
+    monkeypatch.setattr(shards, "SMALL_BYTES", 1000)
     SimulatedJob(num_ranks, ranks_per_node=num_ranks).run(save)
     checkpoint = CheckpointRoot(root).newest_good(pytest.fail)
     assert checkpoint.directory.name == "epoch-0002-step-000030"
@@ -251,7 +252,7 @@ def test_a_file_system_that_has_no_direct_writing(make_writer, save, root, monke
 
     writer = make_writer(checksum=True)
     with monkeypatch.context() as patch:
-        patch.setattr(shard_file.os, refusing, refuse)
+        patch.setattr(shards.os, refusing, refuse)
         assert save(writer)
     assert refused
     assert CheckpointRoot(root).newest_good(pytest.fail).position == Position(1, 0)
@@ -310,16 +311,21 @@ def test_a_rank_without_memory_ends_the_checkpoint_and_not_the_run(root, said, m
         return len(writer.close().errors)
 
     write_synced = commit.write_synced
-    monkeypatch.setattr(arrays, "SMALL_BYTES", 1000)
+    monkeypatch.setattr(shards, "SMALL_BYTES", 1000)
     monkeypatch.setattr(commit, "write_synced", write)
     assert SimulatedJob(3, ranks_per_node=3).run(save_once) == [1, 1, 1]
     assert "MemoryError" in said.pop()
     assert ended == [commit.shard_name(1 - victim)]
 
 
-def test_a_shard_that_fails_too_late_does_not_bring_the_directory_back(tmp_path):
+def test_a_shard_that_fails_too_late_does_not_bring_the_directory_back(tmp_path, monkeypatch):
+    def fail(path, *_):
+        path.parent.rmdir()  # as rank 0 does that has discarded the checkpoint
+        raise MemoryError
+
+    monkeypatch.setattr(commit, "write_synced", fail)
     with pytest.raises(MemoryError):
-        commit.give_up_shard(tmp_path / "discarded", 0, MemoryError())
+        commit.write_shard(tmp_path / "discarded", 0, CopyMemory(1), False, threading.Event())
     assert list(tmp_path.iterdir()) == []
 
 

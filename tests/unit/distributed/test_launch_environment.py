@@ -6,7 +6,7 @@ import pytest
 from candle_p1.cluster.launchers import on_this_machine
 from candle_p1.distributed import devices
 from candle_p1.distributed.comm import SerialCommunicator
-from candle_p1.distributed.engine import STALL_VARIABLE, Engine, StartOptions
+from candle_p1.distributed.engine import STALL_VARIABLE, Engine
 from candle_p1.distributed.gpus import GPUS_VARIABLE, requested_gpus
 from candle_p1.distributed.launch_environment import (
     LIMIT_VARIABLES,
@@ -144,7 +144,7 @@ def watch_alone():
 
 
 def start_horovod():
-    Engine("horovod", SerialCommunicator(), "tensorflow").start(StartOptions())
+    Engine("horovod", SerialCommunicator(), "tensorflow").start()
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,11 @@ from collections import namedtuple
 
 import pytest
 
-from candle_p1.failure import diagnosis, hangs, rank_state, server
-from candle_p1.failure.connections import Peer, heard_before_s
+from candle_p1.failure import connections, diagnosis, server
+from candle_p1.failure.connections import Peer, RankState, heard_before_s
 from candle_p1.failure.progress import FOR_ALL, FOR_DISK, FOR_SOME, NOT_WAITING
 from candle_p1.failure.progress import ProgressCounters as At
 from candle_p1.failure.protocol import Limits
-from candle_p1.failure.rank_state import RankState
 from candle_p1.failure.server import CAUSE_GRACE_S, WatchdogServer
 
 pytestmark = pytest.mark.extended  # slow; in `make test`, test_installation.py kills a rank
@@ -39,7 +38,7 @@ class Job:
 
     def __init__(self, monkeypatch):
         self.now = START_S
-        for module in (hangs, server, rank_state):
+        for module in (connections, diagnosis, server):
             monkeypatch.setattr(module, "time", self)
         self.server = WatchdogServer(4, LIMITS, "token")
         self.ranks = self.server.ranks
@@ -218,7 +217,7 @@ def test_a_rank_that_is_stopped_is_named_but_not_one_that_a_debugger_halts(job, 
         process.send_signal(signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)
         with monkeypatch.context() as patch:
-            patch.setattr(hangs, "process_state", lambda pid: "t")
+            patch.setattr("candle_p1.failure.diagnosis.process_state", lambda pid: "t")
             assert job.pass_time(100, silent=(1,)) is None
         assert job.pass_time(1) is None
         assert job.pass_time(12, silent=(1,)) is None

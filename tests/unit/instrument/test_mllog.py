@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from candle_p1.errors import ParameterError
-from candle_p1.instrument import tensorboard
+from candle_p1.instrument import logs
 from candle_p1.instrument.epochs import Epoch
-from candle_p1.instrument.mllog import RunLog
+from candle_p1.instrument.logs import RunLog
 from candle_p1.instrument.phases import PhaseTimer
 from tests.mllog_check import check_mllog
 
@@ -152,10 +152,10 @@ def test_logs_for_tensorboard_need_tensorflow(monkeypatch):
     from candle_p1.benchmark import find_benchmark  # not installed where only formats are checked
 
     read = find_benchmark("nt3").read_parameters
-    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
-    tensorboard.check_tensorboard(read([]))
+    monkeypatch.setattr(logs, "find_spec", lambda name: None)
+    logs.check_tensorboard(read([]))
     with pytest.raises(ParameterError, match=r"tensorboard True \(flag\)"):
-        tensorboard.check_tensorboard(read(["--tensorboard", "True"]))
+        logs.check_tensorboard(read(["--tensorboard", "True"]))
 
 
 def test_a_continued_run_repeats_no_epoch_for_tensorboard(tmp_path):
@@ -174,16 +174,16 @@ def test_a_continued_run_repeats_no_epoch_for_tensorboard(tmp_path):
         for epoch in epochs:
             logs.on_epoch_end(epoch, {"loss": 1.0, "val_loss": 2.0})
 
-    train(first := tensorboard.epoch_logs(tmp_path), 0, 1)
+    train(first := logs.epoch_logs(tmp_path), 0, 1)
     state = first.checkpoint_state()
-    train(tensorboard.epoch_logs(tmp_path, is_continued=True), 2)  # by a segment that saved nothing
+    train(logs.epoch_logs(tmp_path, is_continued=True), 2)  # by a segment that saved nothing
     first.on_epoch_end(2, {"loss": 1.0})
-    train(second := tensorboard.epoch_logs(tmp_path, is_continued=True), 2, 3, state=state)
+    train(second := logs.epoch_logs(tmp_path, is_continued=True), 2, 3, state=state)
     second.checkpoint_state()
     for name in ("train", "validation"):
         events = EventAccumulator(str(tmp_path / name)).Reload()
         for tag in (tags := events.Tags()["tensors"]):
             assert [event.step for event in events.Tensors(tag)] == [0, 1, 2, 3]
         assert tags
-    tensorboard.epoch_logs(tmp_path)
+    logs.epoch_logs(tmp_path)
     assert not list(tmp_path.rglob("events*"))

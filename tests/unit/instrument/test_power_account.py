@@ -14,8 +14,7 @@ from candle_p1.instrument.power.account import (
 from candle_p1.instrument.power.choose import open_sources
 from candle_p1.instrument.power.gpus import JobGpus
 from candle_p1.instrument.power.sampler import Sampler
-from candle_p1.records.power_file import write_traces
-from candle_p1.records.power_trace import Channel, Energy, Trace
+from candle_p1.records.power_trace import Channel, Energy, Trace, write_traces
 from candle_p1.records.types import AbsentSource
 
 PACKAGE = Channel("package-0", "package 0", "cpu", "rapl", "energy", resolution_s=0.001)

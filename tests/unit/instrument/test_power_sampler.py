@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from candle_p1.errors import DataError
 from candle_p1.instrument.power import sampler as sampler_module
 from candle_p1.instrument.power.choose import ReplaySource
-from candle_p1.instrument.power.sampler import Sampler
-from candle_p1.instrument.power.source import PowerSource, SensorError
-from candle_p1.records.power_file import COLUMNS, read_traces, write_traces
-from candle_p1.records.power_trace import Channel, Trace
+from candle_p1.instrument.power.sampler import PowerSource, Sampler, SensorError
+from candle_p1.records.power_trace import COLUMNS, Channel, Trace, read_traces, write_traces
 
 COUNTER = Channel("package-0", "package 0", "cpu", "rapl", "energy", limit_w=2000.0)
 GAUGE = Channel("gpu:GPU-1", "NVIDIA H100, 80 GB", "gpu", "nvml", "power", 1e-3, resolution_s=0.1)

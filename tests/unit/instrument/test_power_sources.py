@@ -6,14 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from candle_p1.errors import ParameterError
-from candle_p1.instrument.power import amd, choose, gpus
-from candle_p1.instrument.power.amd import AmdSource
+from candle_p1.instrument.power import choose, gpus
 from candle_p1.instrument.power.choose import check_names, open_sources
-from candle_p1.instrument.power.cray import CraySource
-from candle_p1.instrument.power.gpus import JobGpus, visible_here
-from candle_p1.instrument.power.nvml import NvmlSource
-from candle_p1.instrument.power.rapl import RaplSource
-from candle_p1.instrument.power.source import SensorError
+from candle_p1.instrument.power.counters import CraySource, RaplSource
+from candle_p1.instrument.power.gpus import AmdSource, JobGpus, NvmlSource, visible_here
+from candle_p1.instrument.power.sampler import SensorError
 
 HIGHEST_UJ = 262_143_328_850
 
@@ -342,7 +339,7 @@ def install_amd(monkeypatch):
         )
         monkeypatch.setitem(sys.modules, "amdsmi", smi)
         clock = SimpleNamespace(sleep=sleep, perf_counter=lambda: smi.now_s)
-        monkeypatch.setattr(amd, "time", clock)
+        monkeypatch.setattr(gpus, "time", clock)
         return smi
 
     return install
@@ -355,7 +352,7 @@ def test_amd_reads_the_counter_in_its_own_unit(install_amd, key):
     (channel,) = source.channels
     assert (channel.device, channel.reading) == ("gpu:uuid-1", "energy")
     (count,) = source.sample()
-    assert count * channel.unit == pytest.approx(300 * amd.TRIAL_S, rel=1e-3)
+    assert count * channel.unit == pytest.approx(300 * gpus.TRIAL_S, rel=1e-3)
     source.stop()
     assert smi.num_open == 0
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from candle_p1.instrument import reading
-from candle_p1.instrument.clock import length, union
+from candle_p1.instrument.phases import length, union
 from candle_p1.instrument.reading import NUM_INTERVALS, Read, ReadLog, summarize_reading
 
 

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from candle_p1.errors import RecordError
 from candle_p1.files import write_atomically
 from candle_p1.records import schema
-from candle_p1.records.per_rank import PER_RANK_NAME, read_per_rank
 from candle_p1.records.rank_stats import Bytes, Seconds
 from candle_p1.records.record import (
+    PER_RANK_NAME,
     begin_record,
     end_record,
     extend_record,
     make_record,
+    read_per_rank,
     read_record,
     read_so_far,
     write_record,

@@ -7,10 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from candle_p1.cli.timeline import timeline_command
-from candle_p1.records.per_rank import PER_RANK_NAME
-from candle_p1.records.power_file import write_traces
-from candle_p1.records.power_trace import Channel, Trace
-from candle_p1.records.record import read_record, write_record
+from candle_p1.records.power_trace import Channel, Trace, write_traces
+from candle_p1.records.record import PER_RANK_NAME, read_record, write_record
 from candle_p1.reports import over_time
 from candle_p1.reports.charts import draw_figures, epochs_per_rank
 from candle_p1.reports.experiments import group

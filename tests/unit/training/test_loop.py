@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from candle_p1.benchmark import DataSet, Samples, find_benchmark
-from candle_p1.checkpoints.checkpoint import Checkpoint
-from candle_p1.checkpoints.root import CheckpointRoot
+from candle_p1.checkpoints.checkpoint import Checkpoint, CheckpointRoot
 from candle_p1.checkpoints.writer import CheckpointWriter
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.scaling import ScalingPlan
@@ -17,7 +16,7 @@ from candle_p1.training.restart import Restart
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 loop = pytest.importorskip("candle_p1.training.loop")
 
-from candle_p1.instrument.mllog import RunLog  # noqa: E402
+from candle_p1.instrument.logs import RunLog  # noqa: E402
 from candle_p1.training.model_files import ModelFiles  # noqa: E402
 from candle_p1.training.restart import SavedRun  # noqa: E402
 from candle_p1.training.setup import Training  # noqa: E402

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.checkpoints.arrays import ArraySpec
+from candle_p1.checkpoints.shards import ArraySpec
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import CheckpointError
 from candle_p1.records.types import Position

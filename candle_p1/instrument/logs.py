@@ -1,37 +1,44 @@
-"""A run in MLPerf's log format, for tools that read it.
+"""A run in the formats of other tools: MLPerf, TensorBoard, and the viewers of pstats.
 
-A line is ``:::MLLOG`` and a JSON object. Its fields, keys and event types are those of MLCommons'
-``mlperf_logging.mllog``, https://github.com/mlcommons/logging. Of the keys that describe a
-submission to MLPerf, only the benchmark's name is logged.
+A line of MLPerf's log is ``:::MLLOG`` and a JSON object. Its fields, keys and event types are those
+of MLCommons' ``mlperf_logging.mllog``, https://github.com/mlcommons/logging. Of the keys that
+describe a submission to MLPerf, only the benchmark's name is logged. The phase ``startup`` is
+MLPerf's initialization: the run starts when data are first touched, and ends with the evaluation on
+the test set. Every epoch is validated, so there are no blocks of epochs.
 
-The phase ``startup`` is MLPerf's initialization: the run starts when data are first touched, and
-ends with the evaluation on the test set. Every epoch is validated, so there are no blocks of
-epochs.
+Keras writes loss and metrics of every epoch for TensorBoard, with TensorFlow. Profiles of Python
+calls are one per rank, and a table over all ranks.
 """
 
 from __future__ import annotations
 
+import cProfile
+import io
 import json
+import marshal
+import os
+import pstats
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from candle_p1.instrument.clock import read_anchor
+from candle_p1.errors import ParameterError
 from candle_p1.instrument.epochs import Epoch
-from candle_p1.instrument.phases import PhaseTimer
+from candle_p1.instrument.phases import PhaseTimer, read_anchor
 from candle_p1.parameters.parameter_set import ParameterSet
 from candle_p1.records.record import finite
 from candle_p1.scaling import ScalingPlan
 
-FILE_NAME = "mllog.txt"
+MLLOG_NAME = "mllog.txt"
 TOKEN = ":::MLLOG"
 POINT, START, STOP = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"
 TARGETS = ("accuracy", "loss")
 """``eval_accuracy`` is the first of these metrics that exists; its metadata say which."""
-
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 class RunLog:
@@ -154,7 +161,7 @@ class RunLog:
     ) -> None:
         if self._file is None:
             return
-        caller = sys._getframe(1)
+        caller, root = sys._getframe(1), Path(__file__).resolve().parents[2]
         epoch_ms = self._anchor.epoch_us / 1e3 + (time_s - self._anchor.perf_counter_s) * 1e3
         line = {
             "namespace": "",
@@ -163,9 +170,127 @@ class RunLog:
             "key": key,
             "value": value,
             "metadata": {
-                "file": str(Path(caller.f_code.co_filename).resolve().relative_to(_ROOT)),
+                "file": str(Path(caller.f_code.co_filename).resolve().relative_to(root)),
                 "lineno": caller.f_lineno,
                 **metadata,
             },
         }
         self._file.write(f"{TOKEN} {json.dumps(line, allow_nan=False)}\n")
+
+
+TENSORBOARD_FOLDER = "tensorboard"
+
+
+def check_tensorboard(params: ParameterSet) -> None:
+    """Raises ParameterError if logs for TensorBoard are requested and cannot be written."""
+    missing = [name for name in ("tensorflow", "tensorboard") if find_spec(name) is None]
+    if params["tensorboard"] and missing:
+        raise ParameterError(
+            f"tensorboard True ({params.origin('tensorboard')}): Keras writes these logs with"
+            f" TensorFlow, but {' and '.join(missing)} cannot be imported: install"
+            " candle-p1[tensorflow-cpu], which is needed with JAX, too, or omit --tensorboard"
+        )
+
+
+def _files(directory: Path) -> dict[str, Path]:
+    files = directory.glob("*/events.out.*")
+    return {str(path.relative_to(directory)): path for path in files}
+
+
+def epoch_logs(directory: Path, *, is_continued: bool = False) -> Any:
+    """Returns a Keras callback that must come after those that write metrics into the logs.
+
+    A run that continues from a checkpoint cuts the files back to it; another one removes them. The
+    directory is the parent of ``train/`` and ``validation/``.
+    """
+    import keras
+
+    earlier = _files(directory)
+
+    class EpochLogs(keras.callbacks.TensorBoard):  # type: ignore[misc]
+        """Keras's callback, without what it does in every step, which is not needed here."""
+
+        # Not overridden: whoever reads the logs of a step waits for it.
+        on_train_batch_end = keras.callbacks.Callback.on_train_batch_end
+
+        def checkpoint_state(self) -> dict[str, int]:
+            """Returns the sizes of the files."""
+            for writer in self._writers.values():
+                writer.flush()
+            return {name: path.stat().st_size for name, path in _files(directory).items()}
+
+        def restore_state(self, sizes: dict[str, int]) -> None:
+            """Cuts the files of earlier segments back to their sizes."""
+            for name, path in earlier.items():
+                if name in sizes:
+                    os.truncate(path, sizes[name])
+                else:
+                    path.unlink()
+
+        on_train_batch_begin = keras.callbacks.Callback.on_train_batch_begin
+
+    logs = EpochLogs(str(directory), write_graph=False, update_freq="epoch", profile_batch=0)
+    if not is_continued:
+        logs.restore_state({})
+    return logs
+
+
+PROFILE_FOLDER = "profile"
+
+
+class CallProfile:
+    """Profiles the Python calls of this rank's main thread; does nothing if it is not wanted."""
+
+    def __init__(self, wanted: bool) -> None:
+        self._profile = cProfile.Profile() if wanted else None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Profiles the body of ``with``."""
+        if self._profile is None:
+            yield
+            return
+        self._profile.enable()
+        try:
+            yield
+        finally:
+            self._profile.disable()
+
+    def statistics(self) -> dict[Any, Any] | None:
+        """Returns what was counted, as `pstats` holds it; None if this rank is not profiled."""
+        if self._profile is None:
+            return None
+        self._profile.create_stats()
+        profile: Any = self._profile
+        statistics: dict[Any, Any] = profile.stats
+        return statistics
+
+
+def write_profile(directory: Path, rank: int, statistics: Any) -> None:
+    """Writes `CallProfile.statistics` into a run's directory, as pstats and its viewers read it."""
+    folder = directory / PROFILE_FOLDER
+    folder.mkdir(exist_ok=True)
+    (folder / f"rank-{rank:04d}.prof").write_bytes(marshal.dumps(statistics))
+
+
+def merge_profiles(one: dict[Any, Any], other: dict[Any, Any]) -> dict[Any, Any]:
+    """Returns the sums of two profiles; neither of them can be used any longer."""
+    merged: Any = pstats.Stats(_counted(one)).add(_counted(other))
+    statistics: dict[Any, Any] = merged.stats
+    return statistics
+
+
+def write_profile_table(directory: Path, statistics: dict[Any, Any]) -> None:
+    """Writes a table of the functions with the longest own time, from all ranks' merged profiles.
+
+    There is a profile in the run's directory already.
+    """
+    text = io.StringIO()
+    stats = pstats.Stats(_counted(statistics), stream=text)
+    stats.sort_stats("tottime").print_stats(60)
+    (directory / PROFILE_FOLDER / "top.txt").write_text(text.getvalue(), encoding="utf-8")
+
+
+def _counted(statistics: dict[Any, Any]) -> Any:
+    """Returns a profile with these counts, in the form in which `pstats.Stats` takes it."""
+    return SimpleNamespace(stats=statistics, create_stats=lambda: None)
