@@ -22,6 +22,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from candle_p1 import scaling
 from candle_p1.benchmark_folders import find_module, list_benchmarks, search_path
 from candle_p1.checkpoints.policy import check_flags
 from candle_p1.data.directory import Importable, Quantity, data_directory
@@ -54,13 +55,6 @@ from candle_p1.parameters.catalog import ACTS_WITH, PARAMETERS
 from candle_p1.parameters.declaration import Declaration
 from candle_p1.parameters.parameter import Needs, Parameter, Role
 from candle_p1.parameters.parameter_set import EditableParameters, ParameterSet
-from candle_p1.scaling import (
-    BATCH_SCALINGS,
-    DATA_PARALLEL_LEVELS,
-    EPOCHS_SCALINGS,
-    LR_SCALINGS,
-    share_epochs,
-)
 
 __all__ = [
     "SAMPLE_FILES",
@@ -96,26 +90,21 @@ __all__ = [
 ]
 
 SAMPLE_FILES: Mapping[str, str] = MappingProxyType(
-    {
-        "train": "train_data",
-        "validation": "val_data",
-        "test": "test_data",
-        "groups": "group_data",
-    }
+    {"train": "train_data", "validation": "val_data", "test": "test_data", "groups": "group_data"}
 )
 """The files of a benchmark that can hold out folds, and be validated on a file of its own."""
 SCALING_MODES = ("strong", "weak")
 CHOICES = {
     "averaging": AVERAGING_CHOICES,
-    "batch_scaling": BATCH_SCALINGS,
+    "batch_scaling": scaling.BATCH_SCALINGS,
     "compression": COMPRESSIONS,
-    "data_parallel": DATA_PARALLEL_LEVELS,
+    "data_parallel": scaling.DATA_PARALLEL_LEVELS,
     "data_type": tuple(DTYPE_POLICIES),
     "engine": ENGINE_CHOICES,
-    "epochs_scaling": EPOCHS_SCALINGS,
+    "epochs_scaling": scaling.EPOCHS_SCALINGS,
     "kernels": fast.KERNELS,
     "loader": READERS,
-    "lr_scaling": LR_SCALINGS,
+    "lr_scaling": scaling.LR_SCALINGS,
     "scaling": SCALINGS,
     "size": SIZES,
 }
@@ -123,15 +112,11 @@ CHOICES = {
 
 
 class PublishedFiles(NamedTuple):
-    """A benchmark's data files by role, as its own parameter file names them.
-
-    The address of their directory is None if the parameter file does not set it; `directory` is
-    where they are stored by default.
-    """
+    """A benchmark's data files by role, as its own parameter file names them."""
 
     files: dict[str, str]
-    url: str | None
-    directory: Path
+    url: str | None  # of their directory, if the parameter file sets it
+    directory: Path  # where they are stored by default
 
 
 class NewRows(NamedTuple):
@@ -511,14 +496,12 @@ class Benchmark(ABC):
         if mode not in SCALING_MODES:
             raise ParameterError(f"mode {mode!r}: choose one of {', '.join(SCALING_MODES)}")
         own = self.own_parameters
-        epochs, batch_scaling = own["epochs"], own["batch_scaling"]
+        epochs, of_epochs, of_batch = self.paper.weak_epochs, "weak", "none"
         if mode == "strong":
-            scaling, _ = share_epochs(epochs, 1, own["epochs_scaling"], own["data_parallel"])
-            changed = {"batch_scaling": batch_scaling}
-        else:
-            epochs, scaling, changed = self.paper.weak_epochs, "weak", {"batch_scaling": "none"}
-        flags = {"epochs": str(epochs), "epochs_scaling": scaling}
-        return flags | (changed if batch_scaling != "none" else {})
+            epochs, of_batch, level = own["epochs"], own["batch_scaling"], own["data_parallel"]
+            of_epochs, _ = scaling.share_epochs(epochs, 1, own["epochs_scaling"], level)
+        flags = {"epochs": str(epochs), "epochs_scaling": of_epochs}
+        return flags | ({"batch_scaling": of_batch} if own["batch_scaling"] != "none" else {})
 
     @cached_property
     def own_parameters(self) -> ParameterSet:

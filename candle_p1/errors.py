@@ -48,12 +48,7 @@ class ParameterError(CandleError):
 
 
 class UnknownFlagError(ParameterError):
-    """A flag that a benchmark does not have.
-
-    Args:
-        flag: The flag.
-        known: The flags that the benchmark has.
-    """
+    """A flag that a benchmark does not have; `known` are those that it has."""
 
     def __init__(self, flag: str, known: Iterable[str]) -> None:
         self.flag, self.known = flag, list(known)
@@ -76,12 +71,9 @@ class DataError(CandleError):
         self, problem: str, path: Path | str, line: int | None = None, column: int | None = None
     ) -> None:
         self.problem, self.path, self.line, self.column = problem, str(path), line, column
-        where = self.path
-        if line is not None:
-            where += f", line {line}"
-        if column is not None:
-            where += f", column {column}"
-        super().__init__(f"{where}: {problem}")
+        places = {"line": line, "column": column}
+        where = [self.path, *(f"{what} {n}" for what, n in places.items() if n is not None)]
+        super().__init__(f"{', '.join(where)}: {problem}")
 
 
 class SetupError(CandleError):
@@ -105,12 +97,7 @@ class DistributedError(CandleError):
 
 
 class RunInterrupted(CandleError):  # noqa: N818
-    """A run that was asked by a signal to save a checkpoint and end, and has done so.
-
-    Args:
-        message: Where the checkpoint is, and how to go on.
-        number: The signal's.
-    """
+    """A run that a signal, of this number, has asked to save a checkpoint and end, and that has."""
 
     def __init__(self, message: str, number: int) -> None:
         self.number, self.exit_code = number, 128 + number

@@ -19,14 +19,10 @@ if TYPE_CHECKING:
 
 SIZE_INCHES = (6.4, 4.8)
 DOTS_PER_INCH = 150
-MAX_DOTS = 5000
-"""With more samples than this, a random selection is shown: dots would only hide each other."""
-MAX_CURVES = 4
-"""The loss and the first metrics have a plot of their curves."""
-HIGHEST_SHARE = 1.02
-"""Where the y axis of shares, as of accuracy, ends at most."""
-MAX_NAME = 24
-"""The most characters of a class's name on an axis."""
+MAX_DOTS = 5000  # a random selection of more samples is shown: dots would only hide each other
+MAX_CURVES = 4  # of the loss and the first metrics
+HIGHEST_SHARE = 1.02  # where the y axis of shares, as of accuracy, ends at most
+MAX_NAME = 24  # the most characters of a class's name on an axis
 MARKERS = "osD^v<>P*X"
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 """Colours that the colour-blind can distinguish (Okabe and Ito, *Color Universal Design*, 2008)."""
@@ -109,13 +105,11 @@ def confusion_matrix(
 
     The counts have shape (classes, classes): true classes in rows, predicted ones in columns.
     """
-    from matplotlib.figure import Figure
-
     num = len(names)
-    labels = [_shortened(name) for name in names]
+    labels = [n if len(n) <= MAX_NAME else f"{n[: MAX_NAME - 1]}…" for n in names]
     side = max(3.2, 0.36 * num)
     beside = 0.08 * max(map(len, labels))
-    figure = Figure((side + beside + 1.5, side + beside + 1), DOTS_PER_INCH, layout="constrained")
+    figure = _figure(side + beside + 1.5, side + beside + 1)
     plot = figure.add_subplot(title=title, xlabel="predicted class", ylabel="true class")
     of_rows = counts.sum(axis=1, keepdims=True)
     shares = np.divide(counts, of_rows, out=np.zeros(counts.shape), where=of_rows > 0)
@@ -171,10 +165,8 @@ def reliability(path: Path, bins: Sequence[Mapping[str, Any]], *, title: str) ->
 
     The bins are those of `candle_p1.inference.metrics.ClassMetrics.reliability`.
     """
-    from matplotlib.figure import Figure
-
     width, height = SIZE_INCHES
-    figure = Figure((0.8 * width, 1.1 * height), DOTS_PER_INCH, layout="constrained")
+    figure = _figure(0.8 * width, 1.1 * height)
     shares, counts = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     shares.set(title=title, ylabel="share that is right", xlim=(0, 1), ylim=(0, HIGHEST_SHARE))
     shares.plot([0, 1], [0, 1], color="0.4", linestyle="--", linewidth=1, label="as probable")
@@ -214,15 +206,13 @@ def training_curves(path: Path, history: Mapping[str, Sequence[float]], *, title
 
 def curves(history: Mapping[str, Sequence[float]], *, title: str) -> Figure:
     """Returns the figure of `training_curves`; values that are not numbers leave gaps."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     names = [name for name in history if not name.startswith("val_") and name != "learning_rate"]
     names.sort(key=lambda name: name != "loss")
     names = names[:MAX_CURVES]
     width, height = SIZE_INCHES
-    size = 0.7 * width * len(names), 0.8 * height
-    figure = Figure(figsize=size, dpi=DOTS_PER_INCH, layout="constrained")
+    figure = _figure(0.7 * width * len(names), 0.8 * height)
     figure.suptitle(title)
     plots = figure.subplots(1, len(names), squeeze=False)[0]
     for plot, name in zip(plots, names, strict=True):
@@ -262,13 +252,11 @@ def compared_times(
 
     All times are in s; there may be no published ones.
     """
-    from matplotlib.figure import Figure
-
-    published_methods = [method for times in published.values() for method in times]
-    methods = dict.fromkeys([*measured, *published_methods])
+    methods = dict.fromkeys(
+        [*measured, *(method for times in published.values() for method in times)]
+    )
     rows = {method: row for row, method in enumerate(methods)}
-    size_inches = (1.5 * SIZE_INCHES[0], 2 + 0.55 * len(rows))
-    figure = Figure(figsize=size_inches, dpi=DOTS_PER_INCH, layout="constrained")
+    figure = _figure(1.5 * SIZE_INCHES[0], 2 + 0.55 * len(rows))
     figure.suptitle(title)
     widths = [3, 2] if published else [1]
     plots = figure.subplots(1, len(widths), sharey=True, squeeze=False, width_ratios=widths)[0]
@@ -300,19 +288,15 @@ def compared_times(
     _save(figure, path)
 
 
-def _shortened(name: str) -> str:
-    return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…"
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure((width, height), DOTS_PER_INCH, layout="constrained")
 
 
 def _new(title: str, x_axis: str, y_axis: str) -> tuple[Figure, Axes]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained")
-    plot = figure.add_subplot()
-    plot.set_title(title)
-    plot.set_xlabel(x_axis)
-    plot.set_ylabel(y_axis)
-    return figure, plot
+    figure = _figure(*SIZE_INCHES)
+    return figure, figure.add_subplot(title=title, xlabel=x_axis, ylabel=y_axis)
 
 
 def _save(figure: Figure, path: Path) -> None:

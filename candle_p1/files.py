@@ -50,13 +50,9 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def create_atomically(path: Path, content: str | bytes) -> None:
-    """Writes a file as `write_atomically` does, but only if there is none.
+    """Writes a file as `write_atomically` does, or raises FileExistsError if there is one.
 
     Of several processes that call this at once, one succeeds.
-
-    Raises:
-        FileExistsError: There is one.
-        OSError: The directory is missing, full or read-only.
     """
     temporary = _write_beside(path, content.encode() if isinstance(content, str) else content)
     try:
@@ -75,12 +71,8 @@ def new_file(path: Path, num_bytes: int) -> Iterator[Path]:
     """Yields where to write what then becomes `path`, synced, as `write_atomically` does.
 
     The name is the same, because libraries choose the format by it, but in a directory of its own
-    beside `path`, which is removed.
-
-    Args:
-        path: The file.
-        num_bytes: Its size, for which there has to be space before anything is written: a library
-            may not end well on a full disk.
+    beside `path`, which is removed. There has to be space for `num_bytes` before anything is
+    written, because a library may not end well on a full disk.
 
     Raises:
         OSError: The directory is missing, full or read-only; `path` is unchanged.
@@ -97,11 +89,7 @@ def new_file(path: Path, num_bytes: int) -> Iterator[Path]:
 
 
 def reserve(path: Path, num_bytes: int) -> None:
-    """Keeps space on the disk for a later `write_atomically` of at most this size.
-
-    Raises:
-        OSError: There is none.
-    """
+    """Keeps space on the disk for a later `write_atomically` of at most this size; or OSError."""
     try:
         with _reserved(path).open("wb") as file:
             file.write(bytes(num_bytes))
@@ -126,12 +114,7 @@ def expand_user(path: str | Path) -> Path:
 
 
 def read_regular_file(path: Path, encoding: str = "utf-8") -> str:
-    """Returns the text of a file; refuses pipes and devices, which may never end.
-
-    Raises:
-        OSError: It cannot be read, or is not a regular file.
-        ValueError: It is not text in this encoding, or its path contains a NUL character.
-    """
+    """Returns the text of a file; raises as `read_regular_bytes`, or ValueError if it is none."""
     return io.TextIOWrapper(io.BytesIO(read_regular_bytes(path)), encoding).read()
 
 
@@ -149,22 +132,13 @@ def read_regular_bytes(path: Path, max_bytes: int | None = None) -> bytes:
 
 
 def open_regular_file(path: Path) -> io.BufferedReader:
-    """Opens a file for reading bytes; refuses pipes and devices, which may never end.
-
-    Raises:
-        OSError: It cannot be opened, or is not a regular file.
-        ValueError: Its path contains a NUL character.
-    """
-    file = io.FileIO(path, opener=_open_at_once)
+    """Opens a file for reading bytes; raises as `read_regular_bytes` does."""
+    # Without O_NONBLOCK, opening a pipe waits until another process opens it for writing.
+    file = io.FileIO(path, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "it is a pipe or a device, not a regular file", str(path))
     return io.BufferedReader(file)
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    # Without O_NONBLOCK, opening a pipe waits until another process opens it for writing.
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _reserved(path: Path) -> Path:
@@ -190,11 +164,7 @@ def _write_beside(path: Path, data: bytes) -> Path:
 
 
 def _fill(reserved: Path, data: bytes) -> Path:
-    """Overwrites a reserved file, which then needs no new space; returns it.
-
-    Raises:
-        OSError: The content is larger.
-    """
+    """Overwrites a reserved file, which needs no new space unless the content is larger."""
     with reserved.open("r+b") as file:
         if len(data) > os.fstat(file.fileno()).st_size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(reserved))
@@ -244,11 +214,7 @@ def read_json(path: Path) -> Any:
 
 
 def content_sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file's bytes.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """Returns the SHA-256 of a file's bytes, or raises OSError."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

@@ -61,11 +61,9 @@ class NamedFiles:
         if benchmark.recipe and named and all(map(self._is_candles, named)):
             found = [name for name in needed if params[name] and self._existing(params[name])]
             if not found and not directory:
-                origin = next(iter(named.values()))[1]
-                warnings.append(
-                    f"{', '.join(named)} ({replace(origin, line=None)}): there are no such files,"
-                    " so the data are synthetic"
-                )
+                origin = replace(next(iter(named.values()))[1], line=None)
+                none = "there are no such files, so the data are synthetic"
+                warnings.append(f"{', '.join(named)} ({origin}): {none}")
             named = {name: (params[name], params.origin(name)) for name in found}
         missing = [name for name in needed if name not in named]
         if directory:

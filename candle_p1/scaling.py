@@ -44,12 +44,10 @@ def scale_batch_size(batch_size: int, num_ranks: int, scaling: str) -> int:
         return batch_size * num_ranks
     if scaling == "sqrt":
         return isqrt(batch_size**2 * num_ranks)
-    return _integer_cube_root(batch_size**3 * num_ranks)
-
-
-def scale_learning_rate(learning_rate: float, num_ranks: int, scaling: str) -> float:
-    """Returns the learning rate for `num_ranks` ranks: LR, LR x P or LR x P^(1/2)."""
-    return learning_rate * {"none": 1, "linear": num_ranks, "sqrt": sqrt(num_ranks)}[scaling]
+    root = int((batch_size**3 * num_ranks) ** (1 / 3)) + 1
+    while root**3 > batch_size**3 * num_ranks:
+        root -= 1
+    return root
 
 
 def share_bounds(num_items: int, rank: int, num_ranks: int) -> tuple[int, int]:
@@ -142,21 +140,10 @@ class ScalingPlan(Plan):
     ) -> ScalingPlan:
         """Returns the plan; epochs, batch size and learning rate are those before scaling.
 
-        Args:
-            num_ranks: P.
-            epochs: Of all ranks together, if they share them.
-            batch_size: Samples per step.
-            learning_rate: Or the optimizer's default.
-            num_samples: Size of the training set.
-            epochs_scaling: One of EPOCHS_SCALINGS, or None; see share_epochs.
-            batch_scaling: One of BATCH_SCALINGS.
-            lr_scaling: One of LR_SCALINGS.
-            warmup_epochs: Epochs of learning-rate warm-up.
-            warmup_from: Learning rate at its start; None means `learning_rate`.
-            data_parallel: One of DATA_PARALLEL_LEVELS.
-            max_steps: Maximum number of steps in an epoch; 0 means no limit.
-            drop_remainder: Whether an epoch omits the samples that do not fill a last batch.
-            epochs_per_rank: Where a checkpoint of other ranks decides it; see `remaining_epochs`.
+        The epochs are those of all ranks together, if they share them; a checkpoint of other ranks
+        decides `epochs_per_rank` (see `remaining_epochs`). The batch size is the samples of a step,
+        `num_samples` the size of the training set, and `max_steps` limits an epoch, unless it is 0.
+        The warm-up begins at `warmup_from`, or else at the learning rate.
 
         Raises:
             ParameterError: The ranks would not all take the same number of steps, or a rank would
@@ -186,10 +173,9 @@ class ScalingPlan(Plan):
                     f"batch_size {scaled_batch_size} exceeds the {samples} samples that a rank has"
                     " to train on, and this benchmark trains on whole batches: use a smaller one"
                 )
-            samples = steps * scaled_batch_size
-        if 0 < max_steps < steps:
-            steps = max_steps
-            samples = steps * scaled_batch_size
+        steps = min(steps, max_steps or steps)
+        samples = min(samples, steps * scaled_batch_size)
+        factors = {"none": 1, "linear": num_ranks, "sqrt": sqrt(num_ranks)}
         return cls(
             num_ranks=num_ranks,
             epochs_scaling=epochs_scaling,
@@ -202,7 +188,7 @@ class ScalingPlan(Plan):
             batch_size=scaled_batch_size,
             global_batch_size=scaled_batch_size * num_ranks,
             base_learning_rate=learning_rate,
-            learning_rate=scale_learning_rate(learning_rate, num_ranks, lr_scaling),
+            learning_rate=learning_rate * factors[lr_scaling],
             warmup_epochs=warmup_epochs,
             warmup_learning_rate=learning_rate if warmup_from is None else warmup_from,
             samples_per_epoch=samples,
@@ -247,10 +233,3 @@ def warmup_learning_rate(plan: ScalingPlan, step: int) -> float:
         return plan.learning_rate
     base, target = plan.warmup_learning_rate, plan.learning_rate
     return base + (target - base) * step / num_warmup_steps
-
-
-def _integer_cube_root(n: int) -> int:
-    root = int(n ** (1 / 3)) + 1
-    while root**3 > n:
-        root -= 1
-    return root

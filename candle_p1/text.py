@@ -25,16 +25,12 @@ ERROR_MARK = "error: "
 """How a line with an error begins."""
 
 WIDTH_VARIABLE = "COLUMNS"
-MAX_NODES = 8
-"""The most nodes that a message names."""
-GAP = "  "
-"""What separates the columns of a table, and indents the continuation of a line."""
-UNLIMITED = 100_000
-"""The width of a line that is not broken."""
+MAX_NODES = 8  # that a message names
+GAP = "  "  # between the columns of a table, and before the continuation of a line
+UNLIMITED = 100_000  # the width of a line that is not broken
 PLAIN: Any = {"color_system": None, "highlight": False, "markup": False, "emoji": False}
 """Settings of rich's console for text as it is."""
-CONTINUATION = " \\"
-"""What ends a line of a command that goes on in the next one."""
+CONTINUATION = " \\"  # ends a line of a command that goes on in the next one
 
 _CONTROLS = re.compile(
     # Sequences that begin with ESC or its 8-bit form (ECMA-48): colours and cursor movements, then

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from candle_p1.benchmark import Benchmark
-from candle_p1.data.reader import FileSet, Reader, describe_together, loading
+from candle_p1.data.reader import Reader, describe_together, loading
 from candle_p1.data.samples import DataSet
 from candle_p1.distributed.allreduce_log import unknown_efficiency
 from candle_p1.distributed.comm import (
@@ -45,28 +45,10 @@ from candle_p1.records.summary import VALIDATES_ON_TEST
 from candle_p1.records.types import Failure
 from candle_p1.scaling import ScalingPlan, epochs_of_ranks
 from candle_p1.text import count, print_error
+from candle_p1.training import measured, setup
 from candle_p1.training.lifecycle import Run, recorded_run
-from candle_p1.training.measured import (
-    chosen_by_test,
-    describe_model,
-    describe_rank,
-    num_samples,
-    unmet_requests,
-)
 from candle_p1.training.restart import Restart, data_fingerprint, may_restart, run_fingerprint
-from candle_p1.training.setup import (
-    Training,
-    build_model,
-    check_best_metric,
-    check_passes,
-    check_same_data,
-    check_same_parameters,
-    locate_files,
-    make_plan,
-    set_up_device,
-)
 
-CURVES_NAME = "history.png"
 EpochFunction = Callable[[int, Mapping[str, float]], bool]
 
 
@@ -105,7 +87,7 @@ def _run(
 ) -> tuple[Any, Failure | None]:
     """Returns the history; and if the run failed although it has trained, why. See `run`."""
     check_ranks(launched_rank(), comm)
-    check_same_parameters(params, comm)
+    setup.check_same_parameters(params, comm)
     on_first_rank(comm, benchmark.check_tables, params)
     if not may_restart(params):
         agree(comm, epochs_of_ranks, params, comm.size)
@@ -129,8 +111,8 @@ def _run(
             share = params["share_gpus"]
             engine = agree(comm, make_engine, params["engine"], comm, share_gpus=share)
             device, averaging = _start(params, timeline, engine, run)
-            with phases.region("files"):
-                files = _locate_files(benchmark, params, run)
+            with phases.region("files"), run.screen.making_data() as progress:
+                files = on_first_rank(comm, setup.locate_files, benchmark, params, progress)
             from candle_p1.training.loop import train_model  # with Keras
             from candle_p1.training.model_files import ModelFiles
 
@@ -158,10 +140,10 @@ def _run(
                 data.train = data.train.first(params["train_samples"] or 0)
                 data.validation = data.validation.first(params["val_samples"] or 0)
             with phases("build"):
-                plan = make_plan(benchmark, params, len(data.train), comm, restart)
-                check_passes(plan, params, restart)
-                model = build_model(benchmark, params, data, plan, device, engine, allreduces)
-                check_best_metric(benchmark, params, model)
+                plan = setup.make_plan(benchmark, params, len(data.train), comm, restart)
+                setup.check_passes(plan, params, restart)
+                model = setup.build_model(benchmark, params, data, plan, device, engine, allreduces)
+                setup.check_best_metric(benchmark, params, model)
                 models.check(model, data)
             if restart is not None:
                 with phases("restore"):
@@ -175,16 +157,16 @@ def _run(
         with phases("broadcast"):
             with phases("wait"):
                 data, on_test, plan, model = agree(comm, prepared)
-                check_same_data(reader, comm)
+                setup.check_same_data(reader, comm)
             with phases("transfer"):
                 broadcast_state(model, engine.reducer)
 
         run.screen.say(f"{plan.explain()}; validation in parentheses")
         if on_test:
             run.screen.say(VALIDATES_ON_TEST)
-        network, reads_tables = describe_model(model), bool(reader.table_s)
-        warnings = [*plan.warnings, *chosen_by_test(params, on_test)]
-        warnings += unmet_requests(params, network, reads_tables=reads_tables)
+        network, reads_tables = measured.describe_model(model), bool(reader.table_s)
+        warnings = [*plan.warnings, *measured.chosen_by_test(params, on_test)]
+        warnings += measured.unmet_requests(params, network, reads_tables=reads_tables)
         for warning in warnings:
             run.screen.warn(warning)
         log.describe(params, plan, len(data.train), len(data.validation))
@@ -199,7 +181,7 @@ def _run(
                 "scaling": params["scaling"],
                 "scaling_fit": params["scaling_fit"],
                 "inputs": models.describe_inputs(data),
-                **num_samples(data),
+                **measured.num_samples(data),
                 "validates_on_test": on_test,
             },
             "plan": plan,
@@ -216,7 +198,7 @@ def _run(
             fingerprint |= {"data": data_fingerprint(reader)}
             built = (data, plan, model, allreduces, log, models)
             trained = train_model(
-                Training(run, benchmark, params, *built, fingerprint, restart, after_epoch)
+                setup.Training(run, benchmark, params, *built, fingerprint, restart, after_epoch)
             )
         history = trained.history
 
@@ -245,10 +227,12 @@ def _run(
         found |= {"failure": failure} if failure else {}
         found |= {"programs": device.programs.describe()} if device.programs else {}
         run.finish(
-            describe_rank(comm, device.threads, device.name, device.num_cores),
+            measured.describe_rank(comm, device.threads, device.name, device.num_cores),
             clock_waits_for=allreduces.waits_for if allreduces else None,
             **sections | {"data": sections["data"] | {"files": files_read}},
-            model=describe_model(model).model_copy(update={"file_sha256": models.final_sha256}),
+            model=measured.describe_model(model).model_copy(
+                update={"file_sha256": models.final_sha256}
+            ),
             training=trained.facts,
             quality=quality,
             begin=trained.begin,
@@ -270,7 +254,7 @@ def _draw_curves(run: Run, history: Any, synthetic: bool) -> None:
     if not history.history:  # train_bool is False
         return
     title = f"{run.record.benchmark} on {count(run.comm.size, 'rank')}"
-    path = run.directory / CURVES_NAME
+    path = run.directory / "history.png"
     try:
         training_curves(path, history.history, title=title + " (synthetic data)" * synthetic)
     except OSError as error:
@@ -355,7 +339,7 @@ def _start(
     """Sets up device, precision and engine, and tests that gradients are averaged."""
     comm = run.comm
     with run.phases.region("devices"):
-        device = set_up_device(params, comm, engine)
+        device = setup.set_up_device(params, comm, engine)
         if device.programs:
             device.programs.restart()
     if params["verbose"]:
@@ -384,11 +368,3 @@ def _open_log(params: ParameterSet, run: Run) -> RunLog:
     path = run.directory / MLLOG_NAME if writes else None
     first_epoch = run.restart.position.epoch if run.restart else 0
     return RunLog(path, run.record.benchmark, run.phases, run.start, first_epoch)
-
-
-def _locate_files(benchmark: Benchmark, params: ParameterSet, run: Run) -> FileSet:
-    def locate() -> FileSet:
-        with run.screen.making_data() as progress:
-            return locate_files(benchmark, params, progress)
-
-    return on_first_rank(run.comm, locate)

@@ -52,20 +52,17 @@ def candles_optimizer(k: Any, params: ParameterSet, learning_rate: float) -> Any
     Raises:
         ParameterError: There is none of this name.
     """
-    epsilon, betas = 1e-8, {"beta_1": 0.9, "beta_2": 0.999}
-    momentum = params["momentum"] or 0.0
+    epsilon, momentum = {"epsilon": 1e-8}, {"momentum": params["momentum"] or 0.0}
+    betas = {"beta_1": 0.9, "beta_2": 0.999} | epsilon
     settings: dict[str, dict[str, Any]] = {
-        "SGD": {"momentum": momentum, "nesterov": False},
-        "RMSprop": {"rho": 0.9, "momentum": momentum, "epsilon": epsilon},
-        "Adagrad": {"epsilon": epsilon},
-        "Adadelta": {"rho": 0.9, "epsilon": epsilon},
-        "Adam": {"epsilon": epsilon, **betas},
-        "Adamax": {"epsilon": epsilon, **betas},
-        "Nadam": {"epsilon": epsilon, **betas},
+        "SGD": {"nesterov": False} | momentum,
+        "RMSprop": {"rho": 0.9} | momentum | epsilon,
+        "Adagrad": epsilon,
+        "Adadelta": {"rho": 0.9} | epsilon,
+        **dict.fromkeys(("Adam", "Adamax", "Nadam"), betas),
     }
-    wanted = params["optimizer"].lower()
     for name, arguments in settings.items():
-        if name.lower() == wanted:
+        if name.lower() == params["optimizer"].lower():
             return getattr(k.optimizers.legacy, name)(learning_rate, **arguments)
     raise ParameterError(
         f"optimizer {params['optimizer']!r} ({params.origin('optimizer')}): CANDLE has none of"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from candle_p1.errors import ParameterError
 from candle_p1.parameters.parameter_set import ParameterSet
@@ -14,13 +14,6 @@ MAX_KERNEL_SIZE = 2**31
 CROSS_ENTROPY = "categorical_crossentropy"
 LEAST_PROBABILITY = 1e-7
 """How close to 0 and 1 a probability may be, as in Keras."""
-
-
-class _Convolution(NamedTuple):
-    filters: int
-    kernel_size: int
-    strides: int
-    pool_size: int | None
 
 
 def add_convolutions(
@@ -41,28 +34,21 @@ def add_convolutions(
 
     convolutions = _convolutions(params, length)
     normalize, activation = params["batch_normalization"], params["activation"]
-    for each in convolutions:
-        layer = LocallyConnected1D if params["locally_connected"] else Conv1D
-        model.add(
-            layer(
-                each.filters,
-                each.kernel_size,
-                each.strides,
-                activation=None if normalize else activation,
-                kernel_initializer=initializer,
-            ),
-            rebuild=False,
-        )
+    kind = LocallyConnected1D if params["locally_connected"] else Conv1D
+    options = {"activation": None if normalize else activation, "kernel_initializer": initializer}
+    for filters, kernel_size, strides, pool_size in convolutions:
+        model.add(kind(filters, kernel_size, strides, **options), rebuild=False)
         if normalize:
             model.add(layers.BatchNormalization(), rebuild=False)
             model.add(layers.Activation(activation), rebuild=False)
-        if each.pool_size:
-            model.add(MaxPooling1D(each.pool_size), rebuild=False)
+        if pool_size:
+            model.add(MaxPooling1D(pool_size), rebuild=False)
     if convolutions:
         model.add(layers.Flatten())
 
 
-def _convolutions(params: ParameterSet, length: int) -> list[_Convolution]:
+def _convolutions(params: ParameterSet, length: int) -> list[tuple[int, int, int, int | None]]:
+    """Returns filters, kernel length, stride and pooling length of each convolution."""
     conv, pool = params["conv"] or [], params["pool"] or []
     num_layers = len(conv) // CONV_FIELDS
     if len(conv) % CONV_FIELDS:
@@ -95,7 +81,7 @@ def _convolutions(params: ParameterSet, length: int) -> list[_Convolution]:
                 f" {num_weights:,} weights, one kernel for each of {positions:,} positions; use"
                 " larger strides, fewer filters or fewer features"
             )
-        convolutions.append(_Convolution(filters, kernel_size, stride, pool_size))
+        convolutions.append((filters, kernel_size, stride, pool_size))
         channels = filters
     return convolutions
 

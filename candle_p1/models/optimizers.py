@@ -12,14 +12,8 @@ from candle_p1.parameters.parameter_set import ParameterSet
 
 CANDLE_OPTIMIZERS = ("sgd", "rmsprop", "adagrad", "adadelta", "adam", "adamax", "nadam")
 """The optimizers for which CANDLE's keras_default_config has constants."""
-CANDLE_CONSTANTS = {
-    "epsilon": 1e-8,
-    "rho": 0.9,
-    "momentum": 0.0,
-    "nesterov": False,
-    "beta_1": 0.9,
-    "beta_2": 0.999,
-}
+CANDLE_CONSTANTS = {"epsilon": 1e-8, "rho": 0.9, "momentum": 0.0, "nesterov": False}
+CANDLE_CONSTANTS |= {"beta_1": 0.9, "beta_2": 0.999}
 """The arguments that CANDLE's build_optimizer passes to those optimizers that have them, from
 keras_default_config. Its learning rate's decay is 0. It knows constants of Adamax and Nadam, but
 does not build them."""
@@ -119,13 +113,9 @@ def _optimizer_class(name: str, *, keras2: bool = False) -> Any:
     }
     for special in ("optimizer", "lossscaleoptimizer"):
         known.pop(special, None)
-    try:
-        found = known[name.lower()]
-    except KeyError:
-        raise ParameterError(
-            f"optimizer {name!r} does not exist in Keras{did_you_mean(name.lower(), known)}"
-        ) from None
+    if (found := known.get(name.lower())) is None:
+        near = did_you_mean(name.lower(), known)
+        raise ParameterError(f"optimizer {name!r} does not exist in Keras{near}")
     from candle_p1.models.fast.optimizers import FORMS, KERAS2_FORMS
 
-    forms = FORMS | KERAS2_FORMS if keras2 else FORMS
-    return forms.get(found, found)
+    return (FORMS | KERAS2_FORMS if keras2 else FORMS).get(found, found)

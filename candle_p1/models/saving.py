@@ -31,9 +31,6 @@ SMALLEST_SCALE, LARGEST_SCALE = 1e-6, 1e18
 SUFFIXES = (".keras", ".weights.h5", ".json")
 OVERHEAD_BYTES = 1 << 14
 """More than HDF5 needs for a file, and for each of its arrays."""
-PACKAGE = "candle_p1"
-"""The name under which this package registers its classes with Keras."""
-
 _KERAS_FORMS: dict[str, tuple[str, str, dict[str, str]]] = {
     "Conv1D": ("keras.layers", "Conv1D", {}),
     "Dense": ("keras.layers", "Dense", {}),
@@ -98,7 +95,8 @@ def foreign_classes(config: Any) -> list[str]:
     found = {
         f"{each['module']}.{each['class_name']}"
         for each in _objects(config)
-        if each.get("registered_name") is not None and not _is_kerass(each["module"])
+        if each.get("registered_name") is not None
+        and str(each["module"]).partition(".")[0] not in ("keras", "builtins")
     }
     return sorted(found)
 
@@ -217,10 +215,6 @@ def _undisturbed() -> Iterator[None]:
         random.setstate(state)
 
 
-def _is_kerass(module: str | None) -> bool:
-    return str(module).partition(".")[0] in ("keras", "builtins")
-
-
 def _translated(config: Any) -> Any:
     """Returns a description with Keras's own classes, and without how the model was compiled."""
     if isinstance(config, list | tuple):
@@ -229,7 +223,7 @@ def _translated(config: Any) -> Any:
         return config
     result = {key: _translated(each) for key, each in config.items() if key != "compile_config"}
     package, _, name = str(config.get("registered_name") or "").partition(">")
-    if package == PACKAGE and name in _KERAS_FORMS:
+    if package == "candle_p1" and name in _KERAS_FORMS:  # as its classes are registered
         module, class_name, arguments = _KERAS_FORMS[name]
         settings = {arguments.get(key, key): each for key, each in result["config"].items()}
         result |= {"module": module, "class_name": class_name, "registered_name": None}

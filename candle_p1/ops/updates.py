@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from candle_p1 import ops
@@ -14,18 +14,11 @@ RULES = ("descend", "momentum", "adam", "rmsprop")
 
 @dataclass(frozen=True)
 class Update:
-    """One step of an optimizer.
+    """One step of an optimizer."""
 
-    Attributes:
-        rule: One of RULES.
-        constants: The numbers in the formula, which ``source/updates.h`` names.
-        states: The lists of variables that the optimizer keeps for its weights, each in the order
-            of the weights.
-    """
-
-    rule: str
-    constants: Sequence[Any]
-    states: Sequence[Sequence[Any]] = field(default=())
+    rule: str  # one of RULES
+    constants: Sequence[Any]  # the numbers in the formula, which source/updates.h names
+    states: Sequence[Sequence[Any]] = ()  # variables for its weights, each list in their order
 
 
 class FusedOptimizer:

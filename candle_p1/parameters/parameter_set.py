@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from candle_p1.errors import ParameterError, did_you_mean
-from candle_p1.parameters.candle_names import KNOWN
+from candle_p1.parameters.catalog import KNOWN
 from candle_p1.parameters.parameter import Origin, Parameter, Role
-from candle_p1.parameters.parameter_file import SECTION
 
+SECTION = "Global_Params"
+"""The section that CANDLE's files have."""
 Settings = dict[str, tuple[Any, Origin]]
 """Checked values with their origins, by name."""
 

@@ -24,14 +24,11 @@ EPOCH = "epoch/so_far"
 
 
 class EpochTimer:
-    """Times the training part of every epoch, and its steps.
+    """Times the training part of every epoch, and its steps, in a run that began at `start_s`.
 
-    Args:
-        start_s: When the run began, by time.perf_counter.
-        take_allreduce_times: Returns, for the steps since the last call, the time in which this
-            rank waited for gradient allreduces and the time in which any was in progress, in s;
-            None for both if that is not measured.
-        earlier: The steps of the first epoch that an earlier segment of the run has trained.
+    For the steps since the last call, `take_allreduce_times` returns how long this rank waited for
+    gradient allreduces and how long any was in progress, in s; None for both if that is not
+    measured. An earlier segment of the run has trained the `earlier` steps of the first epoch.
     """
 
     def __init__(
@@ -77,11 +74,8 @@ class EpochTimer:
 class GatheredEpochs:
     """The epochs so far, of each of which all ranks together train `num_samples` samples.
 
-    `history` is a ``keras.callbacks.History`` with their metrics, `segment` the number of this
-    segment of the run, and `saved` what the checkpoint says that it resumes from.
-
-    Attributes:
-        facts: The epochs, in order; complete on rank 0 only.
+    `history` is a ``keras.callbacks.History`` with their metrics, and `saved` what the checkpoint
+    says from which this segment of the run resumes. On rank 0, `facts` are all epochs, in order.
     """
 
     def __init__(

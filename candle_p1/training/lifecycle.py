@@ -39,25 +39,12 @@ from candle_p1.instrument.collectives import CommunicationLog, summarize_communi
 from candle_p1.instrument.logs import CallProfile
 from candle_p1.instrument.phases import PhaseTimer, summarize_phases
 from candle_p1.parameters.parameter_set import ParameterSet
-from candle_p1.records.record import (
-    RECORD_NAME,
-    end_record,
-    extend_record,
-    write_so_far,
-)
+from candle_p1.records.record import RECORD_NAME, end_record, extend_record, write_so_far
 from candle_p1.records.segments import with_positions
-from candle_p1.records.types import (
-    ClockWaitsFor,
-    Failure,
-    JobEnergy,
-    Position,
-    Rank,
-    RunRecord,
-)
+from candle_p1.records.types import ClockWaitsFor, Failure, JobEnergy, Position, Rank, RunRecord
 from candle_p1.training.measured import (
     Measured,
     PowerMeter,
-    describe_checkpoints,
     describe_ranks,
     first_record,
     write_profiles,
@@ -72,38 +59,21 @@ if TYPE_CHECKING:
 
 @dataclass
 class Run:
-    """A run in progress.
+    """A run in progress."""
 
-    Attributes:
-        directory: Where its files go.
-        record: The record so far; complete on rank 0 only.
-        phases: Times the phases of this rank.
-        communication: The log of this rank's communication.
-        power: Measures the power of this node.
-        profile: The profile of this rank's Python calls.
-        screen: Prints on rank 0; silent on all other ranks.
-        comm: The ranks.
-        watchdog: Reports to the watchdog server.
-        start: When it began, by time.perf_counter, in s.
-        segment: The number of this segment of the run, from 1.
-        checkpoint_root: Where its checkpoints are saved; None if it saves none.
-        restart: The checkpoint that it continues from; None if there is none, and on all ranks but
-            rank 0.
-    """
-
-    directory: Path
-    record: RunRecord
-    phases: PhaseTimer
-    communication: CommunicationLog
-    power: PowerMeter
-    profile: CallProfile
-    screen: Screen
+    directory: Path  # of its files
+    record: RunRecord  # so far; complete on rank 0 only
+    phases: PhaseTimer  # of this rank
+    communication: CommunicationLog  # of this rank
+    power: PowerMeter  # of this node
+    profile: CallProfile  # of this rank's Python calls
+    screen: Screen  # silent on all ranks but rank 0
     comm: Communicator
     watchdog: RankAgent
-    start: float
-    segment: int = 1
-    checkpoint_root: Path | None = None
-    restart: Checkpoint | None = None
+    start: float  # by time.perf_counter, in s
+    segment: int = 1  # its number, from 1
+    checkpoint_root: Path | None = None  # None: it saves none
+    restart: Checkpoint | None = None  # that it continues from, on rank 0, if there is one
     _so_far: RunRecord | None = None
     _energy: JobEnergy | None = None
     _next_note_s: float = 0.0
@@ -193,16 +163,9 @@ class Run:
         """Gathers what every rank measured and writes the record; collective.
 
         It is ok unless there is a failure among the sections, or a signal has ended training. A
-        record file that has been lost or damaged is written anew.
-
-        Args:
-            rank_facts: What the record says about this rank.
-            clock_waits_for: How the gradients' allreduces were timed.
-            begin: Where training began; None: where the checkpoint was saved, or at the beginning.
-            end: Where it ended.
-            checkpoints: What this rank has saved; None if it saves none.
-            interrupted: Whether training was ended because a signal asked to save.
-            sections: The other sections of the record; "efficiency" only if it is absent.
+        record file that has been lost or damaged is written anew. Training began and ended at two
+        positions; without the first, where the checkpoint was saved, or at the beginning. The other
+        sections have an "efficiency" only if it is absent.
 
         Raises:
             RecordError: The file already says that the run has ended in another way, as the
@@ -230,17 +193,12 @@ class Run:
             error, failure = self._interruption(checkpoints)
         status = "interrupted" if error else "failed" if failure else "ok"
         if gathered is not None:
-            if checkpoints is not None:
-                waits_s = [each.checkpoint_wait_s for each in gathered]
-                sections["checkpoints"] = describe_checkpoints(checkpoints, waits_s)
+            logs = [each.communication for each in gathered]
             measured: dict[str, Any] = {
-                **describe_ranks(gathered),
+                **describe_ranks(gathered, checkpoints),
                 "total_s": ended - self.start,
                 "energy": energy,
-                "communication": summarize_communication(
-                    [each.communication for each in gathered],
-                    clock_waits_for=clock_waits_for,
-                ),
+                "communication": summarize_communication(logs, clock_waits_for=clock_waits_for),
             }
             if self.record.segments:
                 measured["segments"] = with_positions(
@@ -276,21 +234,14 @@ class Run:
         signalled = self.comm.first(self.watchdog.save_signal)
         rank, number = signalled or (0, int(signal.SIGUSR1))
         name = signal.Signals(number).name
-        written = checkpoints.written if checkpoints else []
-        if checkpoints and written:
-            where = checkpoints.directory / str(written[-1].name)
-            saved = (
-                f"the checkpoint of {written[-1].position} is in {where}; the same command goes on"
-                " from there"
-            )
-        else:
-            saved = "no checkpoint was saved; the same command begins where this segment began"
-        failure = Failure(
-            reason=f"interrupted by {name}, which rank {rank} received; {saved}",
-            rank=rank,
-            phase="train",
-            steps=self.watchdog.steps,
-        )
+        saved = "no checkpoint was saved; the same command begins where this segment began"
+        if checkpoints and checkpoints.written:
+            last = checkpoints.written[-1]
+            where = checkpoints.directory / str(last.name)
+            goes_on = "the same command goes on from there"
+            saved = f"the checkpoint of {last.position} is in {where}; {goes_on}"
+        reason = f"interrupted by {name}, which rank {rank} received; {saved}"
+        failure = Failure(reason=reason, rank=rank, phase="train", steps=self.watchdog.steps)
         error = RunInterrupted(f"interrupted by {name}: {saved}", number)
         return self.comm.broadcast((error, failure))
 

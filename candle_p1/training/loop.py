@@ -13,17 +13,8 @@ import keras
 from candle_p1.checkpoints.policy import keep_policy
 from candle_p1.checkpoints.writer import CheckpointWriter
 from candle_p1.data.batches import EvaluationBatches, TrainBatches
+from candle_p1.distributed import callbacks
 from candle_p1.distributed.allreduce_log import allreduce_times
-from candle_p1.distributed.callbacks import (
-    TRACE_DIRECTORY,
-    AfterEpoch,
-    LearningRateWarmup,
-    ReplicaCheck,
-    StepTracer,
-    TimeLimit,
-    evaluate_shared,
-    reduce_metrics,
-)
 from candle_p1.distributed.reducers.horovod import is_traced
 from candle_p1.distributed.replicas import average_state
 from candle_p1.instrument.logs import TENSORBOARD_FOLDER, epoch_logs
@@ -31,40 +22,22 @@ from candle_p1.models.fast import device_data
 from candle_p1.records.segments import BEGINNING
 from candle_p1.records.types import Position
 from candle_p1.text import count
+from candle_p1.training import state
 from candle_p1.training.epochs import EpochTimer, GatheredEpochs, epoch_from
 from candle_p1.training.saver import Saver
 from candle_p1.training.setup import Training, explained_memory_errors
-from candle_p1.training.state import (
-    BestEpoch,
-    CallbackStates,
-    EpochTable,
-    LiveArray,
-    attach_state,
-    build_metrics,
-    replicated_arrays,
-    restore_own,
-)
 from candle_p1.training.steps import Pace, Steps, evaluation_on_device, make_steps, python_logs
 
 
 class TrainingOutcome(NamedTuple):
-    """What came out of training.
+    """What came out of training."""
 
-    Attributes:
-        history: The ``keras.callbacks.History``, with the metrics of all segments of the run.
-        facts: What the record says about it; complete on rank 0.
-        begin: Where it began.
-        end: Where it ended.
-        writer: Writes checkpoints, the last one maybe still now; None: there are none.
-        is_interrupted: A signal has ended it; its checkpoint is safe.
-    """
-
-    history: Any
-    facts: dict[str, Any]
+    history: Any  # a keras.callbacks.History, with the metrics of all segments of the run
+    facts: dict[str, Any]  # what the record says about it; complete on rank 0
     begin: Position
     end: Position
-    writer: CheckpointWriter | None = None
-    is_interrupted: bool = False
+    writer: CheckpointWriter | None = None  # of checkpoints, the last one maybe still being written
+    is_interrupted: bool = False  # by a signal; its checkpoint is safe
 
 
 def train_model(training: Training) -> TrainingOutcome:
@@ -77,7 +50,8 @@ def train_model(training: Training) -> TrainingOutcome:
         model_of = f"the model is that of {restart.directory}"
     if restart and restart.is_over and (best := restart.best_weights()):
         training.model.set_weights(best)
-        facts["model_epoch"] = restart.state.callbacks[f"{BestEpoch.__name__}-1"]["best_epoch"] + 1
+        saved = restart.state.callbacks[f"{state.BestEpoch.__name__}-1"]
+        facts["model_epoch"] = saved["best_epoch"] + 1
     facts["stopped"] = f"train_bool is False: {model_of}"
     return TrainingOutcome(keras.callbacks.History(), facts, BEGINNING, BEGINNING)
 
@@ -93,12 +67,9 @@ class _Loop:
         self._is_first, self._is_jax = comm.rank == 0, keras.backend.backend() == "jax"
         start = self._start = training.start
         self._own = restart.restore_ranks(model, plan, params["rng_seed"]) if restart else {}
+        seed, shuffle = params["rng_seed"], params["reshuffle"]
         self._batches = TrainBatches(
-            training.data.train,
-            plan,
-            seed=params["rng_seed"],
-            rank=comm.rank,
-            shuffle=params["reshuffle"],
+            training.data.train, plan, seed=seed, rank=comm.rank, shuffle=shuffle
         )
         self._validation_batches = EvaluationBatches(
             training.data.validation, params["batch_size"], comm, params["val_steps"]
@@ -106,16 +77,15 @@ class _Loop:
         earlier = epoch_from(self._own) if start.step else None
         self._timer = EpochTimer(run.start, allreduce_times(training.allreduces, comm), earlier)
         if start.step or self._is_jax:
-            build_metrics(model, self._batches[0])
+            state.build_metrics(model, self._batches[0])
         self._history = keras.callbacks.History()
         self._early_stop = None
         if params["early_stop"]:
             best = restart.best_weights() if restart else None
-            self._early_stop = BestEpoch(model, params["patience"], best)
+            self._early_stop = state.BestEpoch(model, params["patience"], best)
         self._callbacks = self._make_callbacks()
-        begins, ends = "on_train_batch_begin on_batch_begin", "on_train_batch_end on_batch_end"
-        self._at_step_begin = [each for each in self._callbacks if _overrides(each, begins)]
-        self._at_step_end = [each for each in self._callbacks if _overrides(each, ends)]
+        self._at_step_begin = [each for each in self._callbacks if _overrides(each, "begin")]
+        self._at_step_end = [each for each in self._callbacks if _overrides(each, "end")]
         # Rank 0 has more callbacks than others, but blocks are the same on all ranks.
         self._one_by_one = not self._is_jax or comm.any(
             bool(self._at_step_end)
@@ -123,7 +93,7 @@ class _Loop:
         )
         self._pace = Pace(comm)
         self._placement = self._place_samples()
-        self._states = CallbackStates([*self._callbacks, training.models, training.log])
+        self._states = state.CallbackStates([*self._callbacks, training.models, training.log])
         num_samples, saved = comm.size * plan.samples_per_epoch, restart.state if restart else None
         self._epochs = GatheredEpochs(comm, self._history, num_samples, run.segment, saved)
         if self._is_first:
@@ -175,7 +145,7 @@ class _Loop:
             logs = self._end_epoch(epoch)
             if (self._saver and not self._saver.after_epoch(epoch, logs)) or model.stop_training:
                 break
-        attach_state(model)
+        state.attach_state(model)
         model.optimizer.finalize_variable_values(model.trainable_weights)
         for callback in self._callbacks:
             callback.on_train_end(self._logs)
@@ -209,7 +179,7 @@ class _Loop:
         for callback in self._callbacks:
             callback.on_epoch_begin(epoch, {})
         if first_step:
-            restore_own(model, self._own, within_epoch=True)
+            state.restore_own(model, self._own, within_epoch=True)
         step = first_step
         while step < self._plan.steps_per_epoch:
             if self._saver and not self._saver.before_step(Position(epoch=epoch, step=step)):
@@ -233,7 +203,7 @@ class _Loop:
                 callback.on_train_batch_end(step - 1, seen)
             if model.stop_training:
                 break
-        attach_state(model)
+        state.attach_state(model)
         # A model with a step of its own may return other metrics than it has.
         metrics = model.get_metrics_result()
         self._logs = python_logs(metrics if metrics.keys() == logs.keys() else logs)
@@ -243,10 +213,8 @@ class _Loop:
         """Returns how many steps, from this one on, may form one block."""
         if self._one_by_one:
             return 1
-        seen = [each.steps_until_seen(step) for each in self._at_step_begin]
-        of_saver = [self._saver.most_steps()] if self._saver else []
-        most: int = min([steps.most(step), *seen, *of_saver])
-        return most
+        limits = [steps.most(step), *(each.steps_until_seen(step) for each in self._at_step_begin)]
+        return min([*limits, self._saver.most_steps()] if self._saver else limits)
 
     def _place_samples(self) -> device_data.Placement:
         """Puts the samples for training and validation on the device, with JAX and if they fit."""
@@ -271,11 +239,13 @@ class _Loop:
         training, run, model, logs = self._training, self._run, self._model, dict(self._logs)
         trained = self._timer.end_epoch()
         if run.comm.size > 1:
-            logs.update(reduce_metrics(model, run.comm))
+            logs.update(callbacks.reduce_metrics(model, run.comm))
         logs["learning_rate"] = float(model.optimizer.learning_rate)
         average_state(model, run.comm)  # from here to the next epoch, all replicas are equal
         begin = time.perf_counter()
-        validated = evaluate_shared(model, self._validation_batches, run.comm, self._evaluate)
+        validated = callbacks.evaluate_shared(
+            model, self._validation_batches, run.comm, self._evaluate
+        )
         validation_s = time.perf_counter() - begin
         logs.update({f"val_{name}": value for name, value in validated.items()})
         training.log.add_epoch(trained, validation_s, logs)
@@ -295,48 +265,46 @@ class _Loop:
         """Returns the callbacks in the order in which they are called."""
         training, run, plan = self._training, self._run, self._plan
         params, is_first, limit_s = training.params, self._is_first, training.params["timeout"]
+        traces, logs = (
+            run.directory / callbacks.TRACE_DIRECTORY,
+            run.directory / TENSORBOARD_FOLDER,
+        )
         before = [
             # Before callbacks that change the rate.
             is_first
             and params["tensorboard"]
-            and epoch_logs(
-                run.directory / TENSORBOARD_FOLDER, is_continued=run.restart is not None
-            ),
-            plan.warmup_epochs and LearningRateWarmup(plan, params["warmup_by"]),
+            and epoch_logs(logs, is_continued=run.restart is not None),
+            plan.warmup_epochs and callbacks.LearningRateWarmup(plan, params["warmup_by"]),
         ]
         after = [
-            params["check_replicas"] and ReplicaCheck(run.comm),
+            params["check_replicas"] and callbacks.ReplicaCheck(run.comm),
             self._early_stop,
-            (limit_s or 0) > 0 and TimeLimit(limit_s, run.comm),
-            training.after_epoch and AfterEpoch(training.after_epoch, run.comm),
+            (limit_s or 0) > 0 and callbacks.TimeLimit(limit_s, run.comm),
+            training.after_epoch and callbacks.AfterEpoch(training.after_epoch, run.comm),
             self._history,
             # Both tables are the same; the second name is the one that CANDLE's scripts use.
-            is_first and EpochTable(run.directory / "history.csv"),
-            is_first and EpochTable(run.directory / "training.log"),
-            is_first and params["step_trace"] and StepTracer(run.directory / TRACE_DIRECTORY),
+            is_first and state.EpochTable(run.directory / "history.csv"),
+            is_first and state.EpochTable(run.directory / "training.log"),
+            is_first and params["step_trace"] and callbacks.StepTracer(traces),
         ]
         own = training.benchmark.callbacks(params)
         return [*filter(None, before), *own, *filter(None, after)]
 
     def _make_writer(self, root: Path) -> CheckpointWriter:
         params, run = self._training.params, self._run
+        options = {name: params[f"ckpt_{name}"] for name in ("checksum", "required")}
+        keep = keep_policy(params["ckpt_keep_mode"], params["ckpt_keep_limit"])
         writer = CheckpointWriter(
-            run.comm,
-            root,
-            keep=keep_policy(params["ckpt_keep_mode"], params["ckpt_keep_limit"]),
-            checksum=params["ckpt_checksum"],
-            required=params["ckpt_required"],
-            say=run.screen.warn,
-            after=run.restart,
+            run.comm, root, keep=keep, say=run.screen.warn, after=run.restart, **options
         )
         writer.prepare(self._saved_arrays())
         return writer
 
-    def _saved_arrays(self) -> dict[str, LiveArray]:
+    def _saved_arrays(self) -> dict[str, state.LiveArray]:
         """Returns what checkpoints keep that is the same on all ranks."""
         with_optimizer = not self._training.params["ckpt_save_weights_only"]
         best = self._early_stop.weights if self._early_stop else ()
-        return replicated_arrays(self._model, with_optimizer=with_optimizer, best=best)
+        return state.replicated_arrays(self._model, with_optimizer=with_optimizer, best=best)
 
     def _describe(self) -> dict[str, Any]:
         """Returns what the record says about training, on rank 0."""
@@ -367,22 +335,22 @@ class _Loop:
     def _why_stopped(self) -> str:
         params, last = self._training.params, self._epochs.facts[-1]
         ended = {type(each) for each in self._callbacks if getattr(each, "has_ended", False)}
-        if TimeLimit in ended:
+        if callbacks.TimeLimit in ended:
             return f"timeout of {params['timeout']} s"
         if last.metrics.get("loss", 0) is None:
             return "the loss was not a number"
-        if BestEpoch in ended:
+        if state.BestEpoch in ended:
             waited = count(params["patience"], "epoch")
             return f"early_stop: the validation loss did not fall for {waited}"
-        if AfterEpoch in ended:
+        if callbacks.AfterEpoch in ended:
             return "the program that called run() ended it"
         return "a callback ended it"
 
 
-def _overrides(callback: Any, names: str) -> bool:
-    """Returns whether a callback has one of some methods of its own: reading metrics takes time."""
-    defaults = keras.callbacks.Callback
+def _overrides(callback: Any, when: str) -> bool:
+    """Returns whether a callback sees steps begin or end: reading metrics for it takes time."""
     return any(
-        getattr(getattr(callback, name), "__func__", None) is not getattr(defaults, name)
-        for name in names.split()
+        getattr(getattr(callback, name), "__func__", None)
+        is not getattr(keras.callbacks.Callback, name)
+        for name in (f"on_train_batch_{when}", f"on_batch_{when}")
     )

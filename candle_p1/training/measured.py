@@ -66,24 +66,10 @@ class Measured(NamedTuple):
     mpi_s: float
 
 
-def describe_checkpoints(
-    saved: CheckpointStatistics, waits_s: Sequence[float | None]
-) -> SavedCheckpoints:
-    """Returns what the record says about checkpoints, with how long each rank waited for them."""
-    written = saved.written
-    return SavedCheckpoints(
-        directory=str(saved.directory),
-        num_saved=len(written),
-        saved_bytes=sum(save.num_bytes for save in written),
-        wait=Seconds.over(waits_s),
-        num_not_taken=saved.num_not_taken,
-        errors=list(dict.fromkeys(saved.errors)),
-        newest=written[-1].name if written else None,
-    )
-
-
-def describe_ranks(ranks: Sequence[Measured]) -> dict[str, Any]:
-    """Returns the sections of the record that follow from what all ranks measured alone."""
+def describe_ranks(
+    ranks: Sequence[Measured], saved: CheckpointStatistics | None = None
+) -> dict[str, Any]:
+    """Returns the sections of the record that follow from what all ranks measured and saved."""
     runtimes_s = [rank.end - rank.start for rank in ranks]
     useful_s = [
         runtime_s
@@ -94,13 +80,24 @@ def describe_ranks(ranks: Sequence[Measured]) -> dict[str, Any]:
     if None not in process_s:
         mpi_s = [rank.mpi_s for rank in ranks]
         launch = LaunchTimes(process=Seconds.over(process_s), mpi=Seconds.over(mpi_s))
-    return {
+    sections: dict[str, Any] = {
         "ranks": [rank.facts for rank in ranks],
         "launch": launch,
         "phases": summarize_phases([rank.phases for rank in ranks], [rank.start for rank in ranks]),
         "peak_rss": Bytes.over([rank.peak_rss_bytes for rank in ranks]),
         "efficiency": efficiencies(useful_s, max(runtimes_s)),
     }
+    if saved:
+        sections["checkpoints"] = SavedCheckpoints(
+            directory=str(saved.directory),
+            num_saved=len(saved.written),
+            saved_bytes=sum(save.num_bytes for save in saved.written),
+            wait=Seconds.over([rank.checkpoint_wait_s for rank in ranks]),
+            num_not_taken=saved.num_not_taken,
+            errors=list(dict.fromkeys(saved.errors)),
+            newest=saved.written[-1].name if saved.written else None,
+        )
+    return sections
 
 
 def num_samples(data: DataSet) -> dict[str, int]:
@@ -141,22 +138,19 @@ def unmet_requests(params: ParameterSet, facts: Network, *, reads_tables: bool) 
         for name, has in (("data_type", facts.data_type), ("optimizer", facts.optimizer))
         if str(params[name]).lower() != has
     ]
-    if params.origin("loader").is_explicit and not reads_tables:
-        found.append(
-            f"loader = {params['loader']} ({params.origin('loader')}) has no effect here: the"
-            " benchmark reads its files by itself"
-        )
-    if params.origin("kernels").is_explicit and params["kernels"] == "fast" and not fast.are_fast():
-        found.append(
-            f"kernels = fast ({params.origin('kernels')}) has no effect: fast kernels exist"
-            " for TensorFlow on CPUs and for JAX on GPUs"
-        )
-    if params.origin("device_data_mb").is_explicit and keras.backend.backend() != "jax":
-        found.append(
-            f"device_data_mb = {params['device_data_mb']} ({params.origin('device_data_mb')}) has"
-            " no effect: only JAX's steps take their batches from the device"
-        )
-    return found
+    has_no_kernels = params["kernels"] == "fast" and not fast.are_fast()
+    idle = {
+        "loader": not reads_tables and "here: the benchmark reads its files by itself",
+        "kernels": has_no_kernels
+        and "here: fast kernels exist for TensorFlow on CPUs and for JAX on GPUs",
+        "device_data_mb": keras.backend.backend() != "jax"
+        and "here: only JAX's steps take their batches from the device",
+    }
+    return found + [
+        f"{name} = {params[name]} ({params.origin(name)}) has no effect {why}"
+        for name, why in idle.items()
+        if why and params.origin(name).is_explicit
+    ]
 
 
 def chosen_by_test(params: ParameterSet, on_test: bool) -> list[str]:
@@ -297,7 +291,11 @@ class PowerMeter:
         return None if energy.kind == "absent" else energy
 
     def _measure_node(
-        self, sampler: Sampler, intervals: Sequence[Interval], directory: Path, start_s: float
+        self,
+        sampler: Sampler,
+        intervals: Sequence[Interval],
+        directory: Path,
+        start_s: float,
     ) -> NodeEnergy:
         sampler.stop()
         node, file = self._comm.node, directory / f"power-{self._comm.node:04d}.csv"

@@ -48,12 +48,7 @@ SPLIT = (
 
 
 class ModelFiles:
-    """The files of a run's model, in a directory; the benchmark says which there are.
-
-    Attributes:
-        warnings: What could not be saved, on rank 0.
-        final_sha256: The SHA-256 of the trained model's file, on rank 0; None: it was not saved.
-    """
+    """The files of a run's model, in a directory; the benchmark says which there are."""
 
     def __init__(
         self, benchmark: Benchmark, params: ParameterSet, directory: Path, run: Run
@@ -64,20 +59,19 @@ class ModelFiles:
         self._inputs: Inputs | None = None
         self._params = params
         self._best = Best(BEST_METRIC)
-        self.warnings: list[str] = []
-        self.final_sha256: str | None = None
+        self.warnings: list[str] = []  # of what could not be saved, on rank 0
+        self.final_sha256: str | None = None  # of the trained model's file, if saved, on rank 0
         self._directory, self._comm, self._screen = directory, run.comm, run.screen
 
     def check(self, model: Any, data: DataSet) -> None:
         """Raises ParameterError, before training, if Keras cannot describe what is to be saved."""
         if data.preparation and self._keeps_weights:
             split = {name: self._params[name] for name in SPLIT if name in self._params}
-            known: dict[str, Any] = {"split": num_samples(data) | split}
-            known["versions"] = package_versions()
+            known = {"split": num_samples(data) | split, "versions": package_versions()}
+            mean = None
             if not self._comm.rank and not isinstance(data.train.y, Several):
-                batch_size = self._params["batch_size"]
-                known["mean_target"] = mean_target(data.train, batch_size, SerialCommunicator())
-            self._inputs = data.preparation.model_copy(update={"mean_target": None} | known)
+                mean = mean_target(data.train, self._params["batch_size"], SerialCommunicator())
+            self._inputs = data.preparation.model_copy(update=known | {"mean_target": mean})
             if self._params["save_model"] == "inference":
                 self._files.remove(ModelFile(FINAL_NAME))
                 part = partial(with_inputs, inputs=self._inputs)

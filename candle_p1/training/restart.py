@@ -37,15 +37,12 @@ ADVICE = (
 
 
 class SavedRun(BaseModel, extra="forbid"):
-    """The run that saved a checkpoint."""
+    """The run that saved a checkpoint, until then."""
 
     directory: str
-    segment: int
-    """The segment of the run, from 1."""
-    steps: int
-    """The steps that each rank had begun in that segment."""
-    energy: JobEnergy | None = None
-    """The energy of that segment until then."""
+    segment: int  # from 1
+    steps: int  # that each rank had begun in that segment
+    energy: JobEnergy | None = None  # of that segment
 
     def resume_point(self, checkpoint: Checkpoint) -> ResumePoint:
         """Returns what of the run its checkpoint keeps."""
@@ -62,24 +59,17 @@ class TrainingState(BaseModel, extra="forbid"):
     """The state of a training that is not an array: all that a checkpoint says as its facts."""
 
     benchmark: str
-    parameters: dict[str, Any]
-    """Those that change what a step learns."""
-    data: dict[str, Any]
-    """The digests of the values, or names and sizes of files, by the role of the data."""
+    parameters: dict[str, Any]  # that change what a step learns
+    data: dict[str, Any]  # see `data_fingerprint`
     plan: dict[str, Any]
     run: SavedRun
-    weights_only: bool
-    """Whether the optimizer's state is left out."""
+    weights_only: bool  # the optimizer's state is left out
     learning_rate: float
-    stopped: bool
-    """Whether a callback or the time has ended training."""
-    policy: dict[str, Any]
-    """The best epoch so far."""
+    stopped: bool  # by a callback or the time
+    policy: dict[str, Any]  # the best epoch so far
     callbacks: dict[str, Any]
-    epochs: list[dict[str, Any]]
-    """What the record says about the complete epochs."""
-    num_samples: int
-    """The samples that all ranks have trained in these."""
+    epochs: list[dict[str, Any]]  # what the record says about those that are complete
+    num_samples: int  # that all ranks have trained in these
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> TrainingState:
@@ -101,16 +91,12 @@ def changes_learning(parameter: Parameter) -> bool:
 
 def run_fingerprint(benchmark: str, params: ParameterSet) -> dict[str, Any]:
     """Returns what is known before anything is loaded: the benchmark, and what changes learning."""
-    learned = {
-        name: params[name]
-        for name, parameter in params.declared.items()
-        if changes_learning(parameter)
-    }
+    learned = {name: params[name] for name in params if changes_learning(params.declared[name])}
     return {"benchmark": benchmark, "parameters": json.loads(json.dumps(learned))}
 
 
 def data_fingerprint(reader: Reader) -> dict[str, Any]:
-    """Returns what identifies the data of a run: digests of the values, or names and sizes."""
+    """Returns what identifies the data: digests of values, or names and sizes of files, by role."""
     return {**reader.sizes, **reader.digests}
 
 
@@ -163,15 +149,7 @@ def may_restart(params: ParameterSet) -> bool:
 
 
 class Restart:
-    """A restart from a checkpoint, which rank 0 reads. Every rank has one.
-
-    Use `of` to make one.
-
-    Attributes:
-        directory: The checkpoint's directory.
-        state: What the checkpoint says besides its arrays.
-        saved_plan: The plan of the ranks that wrote it.
-    """
+    """A restart from a checkpoint, which rank 0 reads. Every rank has one; `of` makes it."""
 
     def __init__(
         self,
@@ -185,7 +163,10 @@ class Restart:
         self._position = position
         self._best: list[NDArray[Any]] = []  # on rank 0
         self.directory, self.state = directory, state
-        self.saved_plan = ScalingPlan(**state.plan)
+        self.saved_plan = ScalingPlan(**state.plan)  # of the ranks that wrote it
+        self.same_ranks = comm.size == self.saved_plan.num_ranks  # as many go on
+        # Another number of ranks begins an incomplete epoch anew.
+        self.start = position if self.same_ranks else Position(epoch=position.epoch, step=0)
 
     @classmethod
     def of(cls, checkpoint: Checkpoint | None, comm: Communicator) -> Restart | None:
@@ -195,17 +176,6 @@ class Restart:
             mine = (checkpoint.directory, checkpoint.position, TrainingState.of(checkpoint))
         found = comm.broadcast(mine)
         return None if found is None else cls(checkpoint, comm, *found)
-
-    @property
-    def same_ranks(self) -> bool:
-        """Whether as many ranks go on as have written the checkpoint."""
-        return self._comm.size == self.saved_plan.num_ranks
-
-    @property
-    def start(self) -> Position:
-        """Where training goes on. Other ranks begin an incomplete epoch anew."""
-        step = self._position.step if self.same_ranks else 0
-        return Position(epoch=self._position.epoch, step=step)
 
     @property
     def is_over(self) -> bool:
@@ -228,9 +198,9 @@ class Restart:
 
     def check_run(self, here: Mapping[str, Any]) -> None:
         """Raises CheckpointError if benchmark or parameters are others; see `run_fingerprint`."""
-        benchmark = {"benchmark": self.state.benchmark}
-        check_equal(self.directory, benchmark, {"benchmark": here["benchmark"]})
-        check_equal(self.directory, self.state.parameters, here["parameters"])
+        saved, benchmark = self.state, {"benchmark": here["benchmark"]}
+        check_equal(self.directory, {"benchmark": saved.benchmark}, benchmark)
+        check_equal(self.directory, saved.parameters, here["parameters"])
 
     def check_plan(self, plan: ScalingPlan) -> None:
         """Raises CheckpointError if the plan is another, for the same number of ranks."""

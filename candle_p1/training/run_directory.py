@@ -44,10 +44,9 @@ DEFAULT_RUN_ID = "RUN000"
 MAX_NUMBERED = 1000
 CHECKPOINTS = "ckpts"
 LOCK_NAME = f".{RECORD_NAME}.lock"
-WATCHDOG_EXIT_S = 15.0
-"""How long to wait for the watchdog of a run that has ended, which may still end its ranks."""
-NOTICE_S = 5.0
-"""How long to wait for the watchdog of a run whose record says "running" to notice its end."""
+WATCHDOG_EXIT_S, NOTICE_S = 15.0, 5.0
+"""How long to wait for the watchdog of a run that has ended, which may still end its ranks, and for
+that of a run whose record says "running" to notice its end."""
 
 
 def run_directories(benchmark: str, params: ParameterSet, prefix: str = "RUN") -> list[Path]:
@@ -73,26 +72,20 @@ def checkpoint_root(params: ParameterSet, directory: Path) -> Path:
 
 
 class RunDirectory:
-    """Finds the run's directory, and begins or continues the record in it; for rank 0.
-
-    Attributes:
-        notes: What to tell the user about it.
-        checkpoint: The checkpoint that the run resumes from; None if it begins at the beginning.
-        continues_record: Whether the directory holds the record of the run, which goes on.
-        record: The record, which is still "running"; None before `open` and on the other ranks.
-    """
+    """Finds the run's directory, and begins or continues the record in it; for rank 0."""
 
     def __init__(self, benchmark: str, params: ParameterSet) -> None:
         self._benchmark, self._params = benchmark, params
         self._candidates = run_directories(benchmark, params)
+        self._is_chosen = len(self._candidates) == 1  # by the user
         self._path: Path | None = None
         self._locks: list[Lock] = []
         self._segments: list[Segment] = []
         self._resume_point = ResumePoint()
-        self.notes: list[str] = []
-        self.checkpoint: Checkpoint | None = None
-        self.continues_record = False
-        self.record: RunRecord | None = None
+        self.notes: list[str] = []  # for the user
+        self.checkpoint: Checkpoint | None = None  # None: the run begins at the beginning
+        self.continues_record = False  # the directory holds the record of the run, which goes on
+        self.record: RunRecord | None = None  # still "running"; None before `open`
 
     @property
     def path(self) -> Path:
@@ -130,8 +123,17 @@ class RunDirectory:
                 except FileExistsError:  # without locks, another job may have been faster
                     self._locks.pop().release()
                     self._begin()
-            watchdog.report_record(self.path / RECORD_NAME)
-            self._write(record)
+            path = self.path / RECORD_NAME
+            watchdog.report_record(path)
+            try:
+                write_atomically(self.path / "final_params.txt", self._params.to_text())
+                if self.continues_record:
+                    continue_record(path, record)
+            except OSError:
+                if not self.continues_record:
+                    path.unlink()
+                release(path)
+                raise
         self.record = record
         return self.path, len(record.segments or [record])
 
@@ -145,8 +147,11 @@ class RunDirectory:
         named = params["ckpt_directory"] is not None
         evaluates = params["eval_bool"] and not params["train_bool"]
         if evaluates:
-            if named:
-                self._evaluate()
+            newest = self._named_root()[1] if named else None
+            if newest is not None:  # a new run takes it, without training
+                newest.verify()
+                self._begin()
+                self._resume(newest)
         elif mode != "off" and (are_saved(params) or named or mode == "required"):
             if named:
                 self._continue_by_checkpoint()
@@ -164,11 +169,6 @@ class RunDirectory:
             )
         if self._path is None:
             self._begin()
-
-    @property
-    def _is_chosen(self) -> bool:
-        """Whether the user has chosen the run's directory."""
-        return len(self._candidates) == 1
 
     def _begin(self) -> None:
         """Takes the first of the directories that has no record and is not about to get one."""
@@ -219,14 +219,6 @@ class RunDirectory:
                 raise _occupied(here, str(reason)) from None
             self.notes.append(f"{owner} is not continued: {reason}")
 
-    def _evaluate(self) -> None:
-        """Takes the newest checkpoint in a named directory to a new run, without training."""
-        _, newest = self._named_root()
-        if newest is not None:
-            newest.verify()
-            self._begin()
-            self._resume(newest)
-
     def _named_root(self) -> tuple[Path, Checkpoint | None]:
         """Returns the named directory, and the newest checkpoint in it, which may be damaged."""
         from candle_p1.checkpoints.checkpoint import CheckpointRoot
@@ -248,8 +240,14 @@ class RunDirectory:
                 checkpoint = None
             if checkpoint is None and not self._is_chosen:
                 raise NotContinued("it has no checkpoint")
-            if not self.lock_descriptors:
-                _claim(directory, len(record.segments or [record]) + 1)
+            if not self.lock_descriptors:  # without locks, the first to make a file continues it
+                number = len(record.segments or [record]) + 1
+                claim = directory / f".{RECORD_NAME}.segment-{number}"
+                try:
+                    claim.open("x").close()
+                except FileExistsError:
+                    other = "another process continues it; if that is not so, remove"
+                    raise NotContinued(f"{other} {claim}") from None
             self._resume(checkpoint, directory)
         self._path, self.continues_record = directory, True
         ending = {"running": "was killed", "failed": "failed"}.get(record.status, "was interrupted")
@@ -328,27 +326,16 @@ class RunDirectory:
         # Only while no other run writes there: it removes what writers have left.
         return CheckpointRoot(root).newest_good(self.notes.append) if root.is_dir() else None
 
-    def _write(self, record: RunRecord) -> None:
-        path = self.path / RECORD_NAME
-        try:
-            write_atomically(self.path / "final_params.txt", self._params.to_text())
-            if self.continues_record:
-                continue_record(path, record)
-        except OSError:
-            if not self.continues_record:
-                path.unlink()
-            release(path)
-            raise
-
     @contextmanager
     def _told_if_not_writable(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             where = error.filename or self._path or self._candidates[0]
-            origin, problem = self._params.origin("output_dir"), error.strerror
-            told = f"output_dir ({origin}): cannot write to {where}: {problem}"
-            raise ParameterError(told) from error
+            told = f"cannot write to {where}: {error.strerror}"
+            raise ParameterError(
+                f"output_dir ({self._params.origin('output_dir')}): {told}"
+            ) from error
 
 
 class NotContinued(Exception):  # noqa: N818
@@ -378,16 +365,6 @@ def _last_sign(directory: Path) -> str:
     times = [each.lstat().st_mtime for each in (*files, *(directory / CHECKPOINTS).glob("*"))]
     last = datetime.fromtimestamp(max(times), timezone.utc)
     return last.isoformat(timespec="milliseconds")
-
-
-def _claim(directory: Path, segment: int) -> None:
-    """Claims a segment of a run where the file system has no locks, or raises NotContinued."""
-    try:
-        (directory / f".{RECORD_NAME}.segment-{segment}").open("x").close()
-    except FileExistsError as error:
-        raise NotContinued(
-            f"another process continues it; if that is not so, remove {error.filename}"
-        ) from error
 
 
 def _occupied(directory: Path, reason: str = "") -> ParameterError:

@@ -32,12 +32,9 @@ if TYPE_CHECKING:
 
     from candle_p1.records.types import RunRecord
 
-EPOCH_COLUMNS = 80
-"""The width of an epoch's line where that of the screen is not known."""
-
+EPOCH_COLUMNS = 80  # of an epoch's line where the width of the screen is not known
 ELLIPSIS = " ..."
-QUIET_S = 30.0
-"""After this long without output, a line with the progress of training is logged."""
+QUIET_S = 30.0  # after which a line with the progress of training is logged
 
 
 class Screen:

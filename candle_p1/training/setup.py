@@ -38,37 +38,25 @@ from candle_p1.training.model_files import ModelFiles
 from candle_p1.training.restart import Restart
 
 FLOAT_BYTES = 4
-COMPILED = "compiled"
-"""The directory of compiled programs in the data directory."""
 BEST_METRIC = "ckpt_save_best_metric"
 
 
 @dataclass(frozen=True)
 class Training:
-    """What a training works with; every rank has one.
-
-    Attributes:
-        model: The compiled model, with the arrays of the restart's checkpoint if there is one.
-        allreduces: The log of the gradients' allreduces; None: they are not logged.
-        log: The log in MLPerf's format.
-        models: The files to which the model is saved.
-        fingerprint: What a checkpoint must have in common with a run that goes on from it.
-        restart: The restart from a checkpoint; None: training begins.
-        after_epoch: See `candle_p1.train.run`.
-    """
+    """What a training works with; every rank has one."""
 
     run: Run
     benchmark: Benchmark
     params: ParameterSet
     data: DataSet
     plan: ScalingPlan
-    model: Any
-    allreduces: AllreduceLog | None
+    model: Any  # compiled, with the arrays of the restart's checkpoint if there is one
+    allreduces: AllreduceLog | None  # of gradients; None: they are not logged
     log: RunLog
     models: ModelFiles
-    fingerprint: Mapping[str, Any]
+    fingerprint: Mapping[str, Any]  # what a run that goes on must have in common with this one
     restart: Restart | None = None
-    after_epoch: Callable[[int, Mapping[str, float]], bool] | None = None
+    after_epoch: Callable[[int, Mapping[str, float]], bool] | None = None  # see train.run
 
     @property
     def start(self) -> Position:
@@ -131,18 +119,13 @@ def set_up_device(params: ParameterSet, comm: Communicator, engine: Engine) -> D
         CandleError: The device is not available, or the job asked for GPUs and a rank finds none;
             the same on every rank.
     """
-    device = devices.configure(
-        comm,
-        engine,
-        gpus=params["gpus"],
-        deterministic=params["deterministic"],
-        programs=lambda comm: keep_programs(
-            comm,
-            params["compiled_dir"],
-            data_directory() / COMPILED,
-            deterministic=params["deterministic"],
-        ),
-    )
+    wanted = {"deterministic": params["deterministic"]}
+
+    def programs(comm: Communicator) -> Any:
+        default = data_directory() / "compiled"
+        return keep_programs(comm, params["compiled_dir"], default, **wanted)
+
+    device = devices.configure(comm, engine, gpus=params["gpus"], programs=programs, **wanted)
     request = agree(comm, gpus.requested_gpus, params["gpus"])
     gpus.check_gpus(comm, device.is_gpu, request, engine.backend, node_name())
     import keras
@@ -166,18 +149,13 @@ def make_plan(
     learning_rate = params["learning_rate"]
     if learning_rate is None:
         learning_rate = default_learning_rate(params["optimizer"])
+    names = "epochs batch_size epochs_scaling batch_scaling lr_scaling warmup_epochs data_parallel"
     return ScalingPlan.make(
+        **{name: params[name] for name in names.split()},
         num_ranks=comm.size,
-        epochs=params["epochs"],
-        batch_size=params["batch_size"],
         learning_rate=learning_rate,
         num_samples=num_samples,
-        epochs_scaling=params["epochs_scaling"],
-        batch_scaling=params["batch_scaling"],
-        lr_scaling=params["lr_scaling"],
-        warmup_epochs=params["warmup_epochs"],
         warmup_from=params["base_lr"],
-        data_parallel=params["data_parallel"],
         max_steps=params["train_steps"] or 0,
         drop_remainder=benchmark.drop_remainder,
         epochs_per_rank=restart.epochs_per_rank if restart else None,
@@ -238,8 +216,8 @@ def build_model(
 def check_best_metric(benchmark: Benchmark, params: ParameterSet, model: Any) -> None:
     """Raises ParameterError, before training, if the metric of the best epoch will not be logged.
 
-    The names of several outputs' metrics, and of those that a model's own training step adds, are
-    known only after the first epoch, when the policy itself checks them.
+    For several outputs, or a training step of the model's own, names are known only after the first
+    epoch, when the policy itself checks them.
     """
     import keras
 
@@ -249,16 +227,12 @@ def check_best_metric(benchmark: Benchmark, params: ParameterSet, model: Any) ->
     has_own_step = type(model).train_step is not keras.Model.train_step
     if has_own_step or len(getattr(model, "outputs", [0])) > 1 or isinstance(metrics, dict):
         return
-    names = ["loss", *map(_metric_name, keras.tree.flatten(metrics))]
+    names = ["loss"]  # as Keras calls metrics in logs, which are given by name or as objects
+    for metric in keras.tree.flatten(metrics):
+        is_name = isinstance(metric, str)
+        names.append(metric if is_name else getattr(metric, "name", None) or metric.__name__)
     known = [*names, *(f"val_{name}" for name in names), "learning_rate"]
     check_metric(params[BEST_METRIC], known, f"{BEST_METRIC} ({params.origin(BEST_METRIC)})")
-
-
-def _metric_name(metric: Any) -> str:
-    """Returns the name that Keras uses in the logs for a metric, given by name or as an object."""
-    if isinstance(metric, str):
-        return metric
-    return str(getattr(metric, "name", None) or metric.__name__)
 
 
 def _for_every_output(metrics: Any, model: Any) -> Any:

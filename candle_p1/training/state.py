@@ -30,15 +30,11 @@ WEIGHTS, OPTIMIZER, SEED, METRIC = "weights/", "optimizer/", "seed/", "metric/"
 BEST = "best/"
 """What the names of arrays begin with."""
 
-KERAS_STATES: Mapping[Any, Sequence[str]] = {
-    keras.callbacks.EarlyStopping: ("best", "best_epoch", "stopped_epoch", "wait"),
-    keras.callbacks.History: ("epoch", "history"),
-    keras.callbacks.ModelCheckpoint: (
-        "best",
-        "_batches_seen_since_last_saving",
-        "_last_batch_seen",
-    ),
-    keras.callbacks.ReduceLROnPlateau: ("best", "cooldown_counter", "wait"),
+KERAS_STATES = {
+    keras.callbacks.EarlyStopping: "best best_epoch stopped_epoch wait",
+    keras.callbacks.History: "epoch history",
+    keras.callbacks.ModelCheckpoint: "best _batches_seen_since_last_saving _last_batch_seen",
+    keras.callbacks.ReduceLROnPlateau: "best cooldown_counter wait",
 }
 """The attributes in which callbacks of Keras keep their state; of its others nothing is saved."""
 
@@ -101,7 +97,7 @@ def restore_replicated(
 def own_arrays(model: Any, *, within_epoch: bool) -> dict[str, NDArray[Any]]:
     """Returns copies of what is this rank's own, small arrays by name.
 
-    Within an epoch, the states of metrics belong to it; each epoch resets them.
+    The states of metrics belong to it within an epoch, which begins by resetting them.
     """
     variables = _own(model, within_epoch=within_epoch)
     return {name: np.array(keras.ops.convert_to_numpy(each)) for name, each in variables.items()}
@@ -114,10 +110,7 @@ def attach_state(model: Any) -> None:
 
 
 def loss_so_far(model: Any) -> float:
-    """Returns the mean loss of this rank's steps in an epoch that is not complete.
-
-    It is 0 if the model does not keep one.
-    """
+    """Returns the mean loss of this rank's steps in the current epoch; 0 if it is not kept."""
     tracker = next((metric for metric in model.metrics if metric.name == "loss"), None)
     return 0.0 if tracker is None else float(keras.ops.convert_to_numpy(tracker.result()))
 
@@ -201,8 +194,8 @@ def _may_lose_state(callback: Any) -> bool:
 
 def _attributes(callback: Any) -> list[str]:
     """Returns the attributes in which a callback of Keras keeps its state."""
-    kinds = [kind for kind in KERAS_STATES if isinstance(callback, kind)]
-    return [name for kind in kinds for name in KERAS_STATES[kind] if hasattr(callback, name)]
+    names = [known for kind, known in KERAS_STATES.items() if isinstance(callback, kind)]
+    return [name for name in " ".join(names).split() if hasattr(callback, name)]
 
 
 def _as_json(name: str, state: Any) -> Any:
@@ -244,12 +237,8 @@ def _named(prefix: str, variables: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 class BestEpoch(keras.callbacks.EarlyStopping):  # type: ignore[misc]
     """Ends training when the validation loss no longer falls; the best epoch's weights return.
 
-    Every rank has a copy of these weights, which is a part of checkpoints. The validation loss is
-    the same on all ranks, and so is what they do.
-
-    Attributes:
-        weights: The weights after the best epoch so far, which may be of an earlier segment of the
-            run, in the order of the model's.
+    Every rank has a copy of these, `weights`, in the order of the model's, which is a part of
+    checkpoints. The validation loss is the same on all ranks, and so is what they do.
     """
 
     def __init__(self, model: Any, patience: int, weights: list[Any] | None = None) -> None:

@@ -8,7 +8,6 @@ program, so that blocks of all sizes compute the same, bit for bit. Else each st
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,25 +30,30 @@ BLOCK_S = 0.5
 """How long a block takes at most: so long signals, clocks and the screen may have to wait."""
 
 
-class Steps(ABC):
-    """Trains the steps of epochs, in order."""
+class Steps:
+    """Trains the steps of epochs, in order, on batches that the host makes: those of `stream`."""
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self, model: Any, batches: Iterator[Any] | None = None) -> None:
+        self._model, self._stream = model, batches
         self._state: Any = None
         model._jax_state_synced = True
+        if batches is not None:
+            model.make_train_function()
 
-    @abstractmethod
     def most(self, step: int) -> int:
         """Returns how many steps of an epoch, from this one on, can be trained at once."""
+        return 1
 
-    @abstractmethod
     def train(self, epoch: int, step: int, num: int) -> Any:
         """Trains `num` steps of an epoch, from this one on; returns the metrics so far.
 
         With JAX, the state stays outside the model between steps; see
         `candle_p1.training.state.attach_state`.
         """
+        function = self._model.train_function
+        if keras.backend.backend() == "jax":
+            return self._advance(function, self._stream)
+        return function(self._stream)
 
     def _advance(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Calls a function of JAX's state, which it returns with the metrics."""
@@ -61,29 +65,6 @@ class Steps(ABC):
         logs, self._state = function(self._state, *arguments)
         model._jax_state = dict(zip(JAX_STATE, self._state, strict=True))
         return logs
-
-
-class StreamedSteps(Steps):
-    """Trains on batches that the host makes.
-
-    They are those of all steps to come; see `candle_p1.models.fast.batches.stream`.
-    """
-
-    def __init__(self, model: Any, batches: Iterator[Any]) -> None:
-        super().__init__(model)
-        model.make_train_function()
-        self._batches = batches
-
-    def most(self, step: int) -> int:
-        """Returns 1."""
-        return 1
-
-    def train(self, epoch: int, step: int, num: int) -> Any:
-        """Trains on the next batch, whatever the step."""
-        function = self._model.train_function
-        if keras.backend.backend() == "jax":
-            return self._advance(function, self._batches)
-        return function(self._batches)
 
 
 class DeviceSteps(Steps):
@@ -141,23 +122,19 @@ class DeviceSteps(Steps):
 def make_steps(
     model: Any, batches: TrainBatches, data: DeviceData | None, epochs: range, first_step: int = 0
 ) -> Steps:
-    """Returns what trains the steps of some epochs.
+    """Returns what trains some epochs, counted from 0, of which the first begins with `first_step`.
 
-    They are counted from 0, and the first begins with `first_step`. If the samples of the batches
-    are not on the device, batches are streamed.
+    If the samples of the batches are not on the device, batches are streamed.
     """
     if data is None:
-        return StreamedSteps(model, stream(batches, epochs, first_step))
+        return Steps(model, stream(batches, epochs, first_step))
     return DeviceSteps(model, data, batches)
 
 
 class Pace:
-    """How many steps a block has: as many as take BLOCK_S, by the clock of rank 0.
+    """How many steps the next block has: as many as take BLOCK_S, by the clock of rank 0.
 
     The first block has one step, in which the framework compiles; then they grow.
-
-    Attributes:
-        num_steps: The steps of the next block; the same on every rank.
     """
 
     def __init__(self, comm: Communicator) -> None:

@@ -7,7 +7,7 @@ import yaml
 
 from candle_p1 import cli
 from candle_p1.benchmark import find_benchmark
-from candle_p1.parameters.candle_names import KNOWN
+from candle_p1.parameters.catalog import KNOWN
 from candle_p1.toml_file import tomllib
 from tests.conftest import ROOT
 from tests.documentation import LEAVES, PAGES, anchors, commands, links, text_of

@@ -7,6 +7,7 @@ time. `make bench-conv` times the algorithms and says how often the rule chose t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import compress
 
 from candle_p1.models.fast import CHUNK
 
@@ -39,21 +40,13 @@ CHUNKED_POSITIONS, CHUNKED_FILTERS = 20_000, 64
 
 @dataclass(frozen=True)
 class Convolution:
-    """A 1D convolution with a stride of one and no padding, its bias, relu and pooling.
+    """A 1D convolution with a stride of one and no padding, its bias, relu and pooling."""
 
-    Attributes:
-        length: Of its input.
-        taps: The length of its kernel.
-        channels: Of its input.
-        filters: Of its output.
-        pool: The positions whose maximum is taken.
-    """
-
-    length: int
-    taps: int
+    length: int  # of its input
+    taps: int  # of its kernel
     channels: int
     filters: int
-    pool: int = 1
+    pool: int = 1  # the positions whose maximum is taken
 
     @property
     def positions(self) -> int:
@@ -65,14 +58,9 @@ class Convolution:
         """The algorithms by which it can be computed."""
         fits = self.pool <= min(MAX_POOL, self.positions)
         tiled = 1 < self.taps <= MAX_TAPS and self.positions >= MIN_POSITIONS
-        possible = {
-            "plain": True,
-            "whole": True,
-            "chunked": self.positions > CHUNK,
-            "direct": fits,
-            "tiled": fits and tiled and self.pool <= TILE * (TILE - self.taps + 1),
-        }
-        return [algorithm for algorithm in ALGORITHMS if possible[algorithm]]
+        tiled &= fits and self.pool <= TILE * (TILE - self.taps + 1)
+        possible = (True, True, self.positions > CHUNK, fits, tiled)
+        return list(compress(ALGORITHMS, possible))
 
     def choose(self, *, in_blocks: bool = True) -> str:
         """Returns the algorithm that is mostly the fastest of those that are not Keras's own.

@@ -36,19 +36,12 @@ _ATTRIBUTE = "_candle_p1_convolution"
 
 @dataclass(frozen=True, eq=False)
 class Note:
-    """How a tensor was made.
+    """How a tensor was made."""
 
-    Attributes:
-        inputs: Shape (batch, length, channels).
-        kernel: Shape (taps, channels, filters).
-        bias: Shape (filters,).
-        rectify: Whether negative values were replaced by zeros.
-    """
-
-    inputs: Any
-    kernel: Any
-    bias: Any
-    rectify: bool
+    inputs: Any  # shape (batch, length, channels)
+    kernel: Any  # shape (taps, channels, filters)
+    bias: Any  # shape (filters,)
+    rectify: bool  # negative values were replaced by zeros
 
     def algorithm(self, pool: int = 1) -> str:
         """Returns the algorithm for this convolution and a pooling that follows it."""

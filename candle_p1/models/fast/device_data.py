@@ -27,31 +27,19 @@ Show = Callable[[int, int, int], None]
 
 
 class DeviceData(NamedTuple):
-    """Samples on the device.
-
-    Attributes:
-        arrays: JAX's arrays, in the form of those of `Gather`.
-        take: Returns the batch for these arrays and a JAX array of indices.
-    """
+    """Samples on the device: JAX's arrays, in the form of those of `Gather`."""
 
     arrays: Any
-    take: Callable[[Any, Any], Any]
+    take: Callable[[Any, Any], Any]  # returns the batch for these and a JAX array of indices
 
 
 class Placement(NamedTuple):
-    """Where samples are.
+    """Where samples are."""
 
-    Attributes:
-        data: Each set of samples on the device; None if they are streamed.
-        copied_bytes: What was copied.
-        in_place_bytes: What the device reads in the memory of the host.
-        reason: Why samples are streamed; "" if they are not.
-    """
-
-    data: list[DeviceData] | None
+    data: list[DeviceData] | None  # each set on the device; None: they are streamed
     copied_bytes: int = 0
-    in_place_bytes: int = 0
-    reason: str = ""
+    in_place_bytes: int = 0  # which the device reads in the memory of the host
+    reason: str = ""  # why samples are streamed, if they are
 
 
 def limit_bytes(local_size: int) -> int:

@@ -95,24 +95,16 @@ class Adam(Fused, keras.optimizers.Adam):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable("candle_p1")
 class RMSprop(Fused, keras.optimizers.RMSprop):  # type: ignore[misc]
-    """RMSprop; in one pass without momentum."""
+    """RMSprop; in one pass where it is not centered and has no momentum."""
+
+    _adds_under_root = True  # epsilon, to the mean square; Keras 2 adds it to the root
 
     def _rule(self, indices: Sequence[int], learning_rate: Any) -> Update | None:
-        return rmsprop(self, indices, learning_rate, under_root=True)
-
-
-def rmsprop(
-    optimizer: Any, indices: Sequence[int], learning_rate: Any, *, under_root: bool
-) -> Update | None:
-    """Returns an update of RMSprop, or None where it is centered or has momentum.
-
-    Epsilon is added to the mean square under the root (Keras 3) or to the root (Keras 2).
-    """
-    if optimizer.centered or optimizer.momentum:
-        return None
-    epsilons = (optimizer.epsilon, 0) if under_root else (0, optimizer.epsilon)
-    squares = [optimizer._velocities[index] for index in indices]
-    return Update("rmsprop", (learning_rate, optimizer.rho, *epsilons), (squares,))
+        if self.centered or self.momentum:
+            return None
+        epsilons = (self.epsilon, 0) if self._adds_under_root else (0, self.epsilon)
+        squares = [self._velocities[index] for index in indices]
+        return Update("rmsprop", (learning_rate, self.rho, *epsilons), (squares,))
 
 
 FORMS = {
@@ -131,8 +123,7 @@ class Keras2RMSprop(RMSprop):
     the root in tf.keras 2, too.
     """
 
-    def _rule(self, indices: Sequence[int], learning_rate: Any) -> Update | None:
-        return rmsprop(self, indices, learning_rate, under_root=False)
+    _adds_under_root = False
 
     def _keras_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         if self.momentum:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ import tensorflow as tf  # noqa: E402
 
 from candle_p1 import ops  # noqa: E402
 from candle_p1.models import fast  # noqa: E402
+from candle_p1.models.fast.convolution_algorithms import Convolution, tile_products  # noqa: E402
 from candle_p1.models.fast.layers import Conv1D, MaxPooling1D  # noqa: E402
 
 CLOSE = 2e-5
@@ -158,3 +160,34 @@ def test_any_number_of_threads_gives_the_same_up_to_rounding(monkeypatch):
         other = compute(model, x, "fast")
         np.testing.assert_array_equal(found[0], other[0])
         assert_close(other, found)
+
+
+OF_NT3 = Convolution(60_464, 10, 128, 128, 10)
+OF_P1B3 = Convolution(29_532, 10, 1, 10, 10)
+
+
+@pytest.mark.parametrize(
+    ("convolution", "algorithm", "in_float64"),
+    [
+        (Convolution(60_483, 20, 1, 128), "direct", "chunked"),  # NT3's at full size
+        (OF_NT3, "tiled", "chunked"),
+        (OF_P1B3, "direct", "whole"),
+        (Convolution(2952, 5, 10, 5, 10), "whole", "whole"),
+        (replace(OF_NT3, filters=8), "tiled", "whole"),
+        (replace(OF_NT3, filters=7), "whole", "whole"),
+        (replace(OF_NT3, taps=3), "direct", "chunked"),
+        (replace(OF_NT3, taps=17), "direct", "chunked"),
+        (replace(OF_NT3, length=200), "direct", "whole"),
+        (replace(OF_NT3, pool=256), "chunked", "chunked"),
+        (replace(OF_P1B3, pool=1), "whole", "whole"),
+        (replace(OF_P1B3, pool=256), "whole", "whole"),
+    ],
+)
+def test_a_layer_takes_the_algorithm_that_suits_it(convolution, algorithm, in_float64):
+    assert convolution.choose() == algorithm
+    assert convolution.choose(in_blocks=False) == in_float64
+
+
+def test_tiles_take_a_fifth_of_the_multiplications():
+    assert tile_products(10, 128, 128) == pytest.approx(10 * 128 * 128 / 4.9, rel=0.01)
+    assert tile_products(10, 10, 5) == tile_products(10, 32, 32)

@@ -1,5 +1,9 @@
+"""Layers, metrics and losses that Keras does not have."""
+
 import numpy as np
 import pytest
+
+from candle_p1.models.networks import categorical_crossentropy, same_loss
 
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 
@@ -81,3 +85,25 @@ def test_accuracy_is_counted_at_cutoffs():
         same.extend(np.digitize(true.ravel(), cutoffs) == np.digitize(predicted, cutoffs))
         assert float(metric.result()) == pytest.approx(np.mean(same))
     assert 0 < np.mean(same) < 1
+
+
+LOGITS = np.random.default_rng(2).uniform(-8, 8, size=(50, 7)).astype("float32")
+TARGETS = np.eye(7, dtype="float32")[np.arange(50) % 7]
+SHIFTED = LOGITS.astype(float) - LOGITS.max(axis=1, keepdims=True)
+LOSSES = -(TARGETS * (SHIFTED - np.log(np.exp(SHIFTED).sum(axis=1, keepdims=True)))).sum(axis=1)
+
+
+def test_the_probabilities_of_sigmoids_are_the_softmax_of_their_logits():
+    found = categorical_crossentropy(TARGETS, keras.ops.sigmoid(LOGITS))
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(found), LOSSES, atol=1e-3)
+    saturated = categorical_crossentropy(np.eye(3)[:2], np.float32([[1, 0, 0.5], [0, 1, 1]]))
+    assert np.isfinite(keras.ops.convert_to_numpy(saturated)).all()
+
+
+def test_a_compiled_model_has_the_same_loss_with_any_backend():
+    inputs = keras.Input((7,))
+    model = keras.Model(inputs, keras.layers.Activation("sigmoid")(inputs))
+    model.compile(loss=same_loss("categorical_crossentropy", "sigmoid"), jit_compile=False)
+    found = model.test_on_batch(LOGITS, TARGETS, return_dict=True)["loss"]
+    np.testing.assert_allclose(found, LOSSES.mean(), rtol=1e-4)
+    assert same_loss("categorical_crossentropy", "softmax") == "categorical_crossentropy"

@@ -6,7 +6,7 @@ import configparser
 import pytest
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.parameters.candle_names import KNOWN
+from candle_p1.parameters.catalog import KNOWN
 from tests.candle import FILES, LINES, benchmark_of
 
 EARLIER_NAMES = {

@@ -8,8 +8,8 @@ import pytest
 from candle_p1.errors import ParameterError
 from candle_p1.modelling.forecast import Changes, forecast
 from candle_p1.modelling.paper import paper_source
+from candle_p1.parameters.declaration import read_any, read_entries
 from candle_p1.parameters.parameter import Origin
-from candle_p1.parameters.parameter_file import read_any, read_entries
 from candle_p1.reports.forecasts import forecast_paper, gains_to_check, inputs_used, paper_inputs
 from candle_p1.reports.published import all_published, content, number_words, published
 from tests.candle import CANDLE

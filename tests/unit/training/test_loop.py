@@ -204,10 +204,12 @@ def test_the_model_is_that_of_the_best_epoch(whole):
     assert sorted(checkpoint.read(name).tobytes() for name in names) == sorted(whole.weights)
 
 
-@pytest.mark.parametrize("position", [(0, 3), (2, 2), (3, 3)])
-def test_blocks_of_steps_go_on_from_where_they_were_saved(tmp_path, position):
+@pytest.mark.parametrize(
+    ("by", "position"), [("epoch", (0, 3)), ("step", (2, 2)), ("epoch", (3, 3))]
+)
+def test_blocks_of_steps_go_on_from_where_they_were_saved(tmp_path, by, position):
     """With JAX; no callback asks for single steps."""
-    flags = {"flags": "--ckpt_every_steps 3 --warmup_by epoch", "watched": False}
+    flags = {"flags": f"--ckpt_every_steps 3 --warmup_by {by}", "watched": False}
     unbroken = train(tmp_path / "unbroken", **flags)
     assert position in unbroken.saved
     again = train(tmp_path / "again", unbroken.saved[position], **flags)

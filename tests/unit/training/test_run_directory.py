@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -110,6 +111,84 @@ def has_note(opening, text):
     return any(text in note for note in opening.notes)
 
 
+def positions(words):
+    """Returns the positions of words such as 2.3: epoch 2, step 3."""
+    return [tuple(map(int, word.split("."))) for word in words]
+
+
+EVALUATED = "--train_bool False --ckpt_directory"
+REQUIRED = "--ckpt_restart_mode required"
+SHARED, MINE = "--ckpt_directory {tmp}/c", "--run_id mine --ckpt_directory {tmp}/c"
+
+
+@pytest.mark.parametrize(
+    ("runs", "shared", "flags", "found", "note"),
+    [
+        # The newest of several runs with equal parameters is taken.
+        (
+            "RUN000 1.0; RUN001 1.0; RUN002; RUN003=ok 1.0",
+            "",
+            "",
+            "RUN001 2 1.0",
+            "it has finished",
+        ),
+        ("RUN000 1.0; RUN001=--epochs=8 1.0", "", "", "RUN000 2 1.0", "RUN001 is not continued"),
+        ("RUN000 1.0; RUN001=--epochs=8 1.0; RUN002", "", "--epochs 8", "RUN001 2 1.0", ""),
+        # Only what decides about results must be equal.
+        ("RUN000 1.0", "", "--loader chunked --timeout 60 --eval_bool False", "RUN000 2 1.0", ""),
+        ("RUN000 1.0", "", "--ckpt_every_s 30 --verbose True", "RUN000 2 1.0", ""),
+        ("RUN000 1.0", "", "--rng_seed 1", "RUN001 1", ""),
+        ("RUN000 1.0", "", "--ckpt_restart_mode off", "RUN001 1", ""),
+        ("RUN000 1.0", "", "--ckpt_save_interval 0", "RUN001 1", ""),
+        # Without training, a checkpoint is evaluated in a run of its own.
+        ("RUN000 1.0", "", "--train_bool False", r"train_bool False .* no checkpoint", ""),
+        ("RUN000 1.0", "", f"{EVALUATED} {{tmp}}", r"train_bool False .* no checkpoint", ""),
+        ("RUN000 1.0 2.0", "", f"{EVALUATED} {{tmp}}/EXP000/RUN000/ckpts", "RUN001 1 2.0", ""),
+        ("RUN000 1.0", "", "--train_bool False --eval_bool False", "RUN000 2 1.0", ""),
+        # What is required, or in a directory that the user has chosen, goes on or says why not.
+        ("", "", REQUIRED, "no checkpoint to continue from", ""),
+        ("RUN000", "", REQUIRED, "RUN000 is not continued: it has no checkpoint", ""),
+        ("RUN000 1.0", "", REQUIRED, "RUN000 2 1.0", ""),
+        ("JOB000", "", "--run_id JOB000", "JOB000 2", ""),
+        ("JOB000 1.0", "", "--run_id JOB000", "JOB000 2 1.0", ""),
+        ("x", "", "--run_id x --epochs 8", "the run has epochs = 4, this run epochs = 8", ""),
+        ("x", "", "--run_id x --ckpt_restart_mode off", "the record of a run: choose", ""),
+        # Checkpoints in a named directory say which run goes on; those of another are not taken.
+        ("RUN000; RUN001", "RUN000 2.0; RUN001 1.0; RUN000 3.0", SHARED, "RUN000 2 3.0", ""),
+        ("mine", "other 4.0", MINE, "mine 2", "is not of the run in"),
+        ("mine", "other 4.0", f"{MINE} {REQUIRED}", "is not of the run in", ""),
+        ("mine", "other 4.0; mine 1.0", MINE, "mine 2 1.0", ""),
+    ],
+)
+def test_which_run_goes_on_and_from_where(tmp_path, runs, shared, flags, found, note):
+    """A run is its name, =ok or =FLAG if it is not like the others, and what it has saved."""
+    for name, *saved in map(str.split, filter(None, runs.split(";"))):
+        name, _, other = name.partition("=")
+        given = parameters(tmp_path, *([other] if other.startswith("-") else []))
+        status = other if other == "ok" else "failed"
+        plant(given, tmp_path / "EXP000" / name, *positions(saved), status=status)
+    for name, *saved in map(str.split, filter(None, shared.split(";"))):
+        save(tmp_path / "c", tmp_path / "EXP000" / name, *positions(saved))
+    params = parameters(tmp_path, *flags.format(tmp=tmp_path).split())
+    before = {path: path.read_bytes() for path in tmp_path.glob("EXP000/*/run.json")}
+    name, _, rest = found.partition(" ")
+    if not re.fullmatch(r"\d( \d\.\d)?", rest):
+        with pytest.raises(ParameterError, match=found):
+            find(params)
+        for directory in tmp_path.glob("EXP000/*"):
+            take_lock(directory / LOCK_NAME).release()  # it is free
+        return
+    opening, (directory, segment, position) = open_place(params)
+    assert (directory.name, segment) == (name, int(rest.split()[0]))
+    assert position == next((Position(*each) for each in positions(rest.split()[1:])), None)
+    assert has_note(opening, note) or not note
+    changed = [path.parent for path, text in before.items() if path.read_bytes() != text]
+    assert changed == [directory] * (segment > 1)
+    if segment > 1:
+        first, *_ = read_record(directory / RECORD_NAME).segments
+        assert first.lost_steps == (4 if position else 9)
+
+
 @pytest.mark.parametrize("status", ["failed", "interrupted", "running"])
 def test_the_same_command_goes_on_in_the_same_directory_and_record(tmp_path, status):
     params = parameters(tmp_path)
@@ -121,74 +200,22 @@ def test_the_same_command_goes_on_in_the_same_directory_and_record(tmp_path, sta
     assert record.segments[0].lost_steps == (None if status == "running" else 4)
     assert record.segments[1].checkpoint == str(opening.checkpoint.directory)
     assert (first / f".{RECORD_NAME}.reserved").exists()
-    assert has_note(opening, "segment 2")
+    assert "segment 2" in opening.notes[-1]
     # Another start of the command finds the run alive, and begins one of its own.
     assert open_place(params)[1] == (tmp_path / "EXP000/RUN001", 1, None)
     opening.close()
     assert open_place(params)[1][0] == first
 
 
-def test_the_newest_of_several_runs_with_equal_parameters_is_taken(tmp_path):
-    params, other = parameters(tmp_path), parameters(tmp_path, "--epochs", "8")
-    experiment = tmp_path / "EXP000"
-    plant(params, experiment / "RUN000", (1, 0))
-    expected = plant(params, experiment / "RUN001", (1, 0))
-    plant(params, experiment / "RUN002")
-    plant(params, experiment / "RUN003", (1, 0), status="ok")
-    plant(other, experiment / "RUN004", (1, 0))
-    opening, place = open_place(params)
-    assert place[0] == expected
-    opening.close()
-    assert open_place(other)[1][0] == experiment / "RUN004"
-    finished = plant(params, experiment / "RUN005", (1, 0), status="ok")
-    assert has_note(find(params), f"{finished} is not continued: it has finished")
-
-
-@pytest.mark.parametrize(
-    ("flags", "goes_on"),
-    [
-        ("--ckpt_every_s 30 --loader chunked --timeout 60 --verbose True --eval_bool False", True),
-        ("--rng_seed 1", False),
-        ("--ckpt_restart_mode off", False),
-        ("--ckpt_save_interval 0", False),
-    ],
-)
-def test_only_what_decides_about_results_must_be_equal(tmp_path, flags, goes_on):
-    plant(parameters(tmp_path), tmp_path / "EXP000/RUN000", (1, 0))
-    _, (directory, *_) = open_place(parameters(tmp_path, *flags.split()))
-    assert (directory.name == "RUN000") == goes_on
-
-
-def test_without_training_a_checkpoint_is_evaluated_in_a_run_of_its_own(tmp_path):
-    first = plant(parameters(tmp_path), tmp_path / "EXP000/RUN000", (1, 0), (2, 0))
-    untrained = ["--train_bool", "False"]
-    for wrong in ([], ["--ckpt_directory", str(tmp_path)]):
-        with pytest.raises(ParameterError, match=r"train_bool False .* no checkpoint"):
-            find(parameters(tmp_path, *untrained, *wrong))
-    named = parameters(tmp_path, *untrained, "--ckpt_directory", str(first / "ckpts"))
-    assert open_place(named)[1] == (tmp_path / "EXP000/RUN001", 1, Position(2, 0))
-    assert read_record(first / RECORD_NAME).status == "failed"
-    assert find(parameters(tmp_path, *untrained, "--eval_bool", "False"))
-
-
-@pytest.mark.parametrize(
-    "flags", [["--run_id", "JOB000"], ["--experiment_id", ".", "--run_id", "x"]]
-)
-def test_in_a_directory_that_the_user_has_chosen_a_run_goes_on_or_says_why_not(tmp_path, flags):
-    params = parameters(tmp_path, *flags)
+def test_a_directory_that_the_user_has_chosen_is_never_used_twice_at_once(tmp_path):
+    params = parameters(tmp_path, "--experiment_id", ".", "--run_id", "x")
     (directory,) = run_directory.run_directories("nt3", params)
     plant(params, directory)
     opening, place = open_place(params)
     assert place == (directory, 2, None)
-    segments = read_record(directory / RECORD_NAME).segments
-    assert (segments[0].lost_steps, segments[1].checkpoint) == (9, None)
     with pytest.raises(ParameterError, match="it is running"):
         find(params)
     opening.close()
-    with pytest.raises(ParameterError, match="the run has epochs = 4, this run epochs = 8"):
-        find(parameters(tmp_path, *flags, "--epochs", "8"))
-    with pytest.raises(ParameterError, match="already holds the record of a run: choose"):
-        find(parameters(tmp_path, *flags, "--ckpt_restart_mode", "off"))
     save(directory / "ckpts", directory, (1, 0))
     assert open_place(params)[1] == (directory, 3, Position(1, 0))
 
@@ -205,26 +232,6 @@ def test_what_is_damaged_does_not_end_the_restart(tmp_path, damaged):
     number = 2 if damaged in ("latest", "best") else 1
     assert (found.path, found.checkpoint.position) == (directory, Position(number, 0))
     assert has_note(found, str(harmed)) is (damaged != "best")
-
-
-def test_required_without_a_checkpoint_is_an_error_and_leaves_nothing_locked(tmp_path):
-    params = parameters(tmp_path, "--ckpt_restart_mode", "required")
-    with pytest.raises(ParameterError, match="no checkpoint to continue from"):
-        find(params)
-    directory = plant(params, tmp_path / "EXP000/RUN000")
-    with pytest.raises(ParameterError, match="RUN000 is not continued: it has no checkpoint"):
-        find(params)
-    save(directory / "ckpts", directory, (1, 0))
-    assert find(params).continues_record
-
-
-def test_checkpoints_in_a_named_directory_say_which_run_goes_on(tmp_path):
-    params = parameters(tmp_path, "--ckpt_directory", str(tmp_path / "c"))
-    first, second = (plant(params, tmp_path / f"EXP000/RUN00{i}") for i in range(2))
-    save(tmp_path / "c", first, (2, 0))
-    save(tmp_path / "c", second, (1, 0))
-    save(tmp_path / "c", first, (3, 0))
-    assert open_place(params)[1] == (first, 2, Position(3, 0))
 
 
 def test_a_run_of_another_directory_goes_on_in_a_new_one_with_its_segments(tmp_path):
@@ -252,24 +259,6 @@ def test_a_run_of_another_directory_goes_on_in_a_new_one_with_its_segments(tmp_p
     held.release()
     flags = ["--ckpt_directory", str(tmp_path / "c"), "--run_id", "RUN000"]
     assert open_place(parameters(tmp_path / "b", *flags))[1] == (place[0], 3, Position(2, 0))
-
-
-@pytest.mark.parametrize("mode", ["auto", "required"])
-def test_a_checkpoint_of_another_run_is_not_taken_from_a_shared_directory(tmp_path, mode):
-    flags = ["--ckpt_directory", str(tmp_path / "c"), "--run_id", "mine"]
-    params = parameters(tmp_path, *flags, "--ckpt_restart_mode", mode)
-    mine = plant(params, tmp_path / "EXP000/mine")
-    save(tmp_path / "c", tmp_path / "EXP000/other", (4, 0))
-    if mode == "required":
-        with pytest.raises(ParameterError, match="is not of the run in"):
-            find(params)
-        return
-    opening, place = open_place(params)
-    assert place == (mine, 2, None)
-    assert has_note(opening, "is not of the run in")
-    opening.close()
-    save(tmp_path / "c", mine, (1, 0))
-    assert open_place(params)[1] == (mine, 3, Position(1, 0))
 
 
 def test_without_locks_a_run_that_may_be_alive_is_never_taken_over(tmp_path, monkeypatch):
