@@ -213,7 +213,10 @@ class _Loop:
         """Returns how many steps, from this one on, may form one block."""
         if self._one_by_one:
             return 1
-        limits = [steps.most(step), *(each.steps_until_seen(step) for each in self._at_step_begin)]
+        limits: list[int] = [
+            steps.most(step),
+            *(each.steps_until_seen(step) for each in self._at_step_begin),
+        ]
         return min([*limits, self._saver.most_steps()] if self._saver else limits)
 
     def _place_samples(self) -> device_data.Placement:
