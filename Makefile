@@ -99,7 +99,7 @@ format: setup ## Format the code and apply the linter's fixes
 # of -m jax_engine show that runs go on bit for bit.
 JAX_UNIT_TESTS := $(addprefix tests/unit/,distributed/test_backend.py distributed/test_devices.py \
   distributed/test_gpus.py models/test_gpu_forms.py models/test_layers.py models/test_models.py models/test_optimizers.py \
-  training/test_loop.py training/test_saver.py training/test_state.py training/test_steps.py)
+  models/test_tables.py training/test_loop.py training/test_saver.py training/test_state.py training/test_steps.py)
 test-jax: $(JAX_VENV)/setup.done ## Test the engine jax, without TensorFlow and Horovod
 	@$(JAX_VENV)/bin/python -c 'from importlib.util import find_spec; import jax; \
 	  assert not any(map(find_spec, ("tensorflow", "horovod")))'

@@ -30,7 +30,7 @@ from candle_p1.data.folds import check_fold
 from candle_p1.data.inputs import Inputs
 from candle_p1.data.loaders import READERS
 from candle_p1.data.reader import Reader
-from candle_p1.data.samples import Chained, Computed, DataSet, Samples, Selected, Several
+from candle_p1.data.samples import Chained, Computed, DataSet, Joined, Samples, Selected, Several
 from candle_p1.data.source import open_together
 from candle_p1.data.table import CsvLayout
 from candle_p1.data.transforms import SCALINGS
@@ -68,6 +68,7 @@ __all__ = [
     "DataSet",
     "Importable",
     "JobSize",
+    "Joined",
     "ModelFile",
     "PaperRuns",
     "Parameter",

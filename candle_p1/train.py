@@ -142,7 +142,9 @@ def _run(
             with phases("build"):
                 plan = setup.make_plan(benchmark, params, len(data.train), comm, restart)
                 setup.check_passes(plan, params, restart)
-                model = setup.build_model(benchmark, params, data, plan, device, engine, allreduces)
+                built = benchmark, params, data, plan, device, engine, allreduces
+                may_use_tables = restart is None or restart.has_tables
+                model = setup.build_model(*built, may_use_tables=may_use_tables)
                 setup.check_best_metric(benchmark, params, model)
                 models.check(model, data)
             if restart is not None:

@@ -18,6 +18,7 @@ from candle_p1.benchmark import (
     DataSet,
     Importable,
     JobSize,
+    Joined,
     ModelFile,
     PaperRuns,
     Parameter,
@@ -46,7 +47,7 @@ from p1b3_merge import MergedRows
 from p1b3_new import check_responses, new_responses
 from p1b3_split import Responses, choose, split
 from p1b3_synthetic import NUM_COLUMNS, NUM_SELECTED, P1b3Recipe
-from p1b3_tables import LAYOUTS, LINE_TABLE, LISTS, RESPONSE, Features, JoinedRows, read_reserved
+from p1b3_tables import LAYOUTS, LINE_TABLE, LISTS, RESPONSE, Features, read_reserved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -288,12 +289,10 @@ class P1b3(Benchmark):
         names, offset, scale = prepared_by([*of_lines, *of_drugs])
 
         def samples(first: int, chosen: NDArray[np.int64]) -> Samples:
-            x = JoinedRows(
-                responses.log_concentration[chosen],
-                responses.line.codes[chosen],
-                responses.drug.codes[chosen],
-                lines,
-                drugs,
+            x = Joined(
+                responses.log_concentration[chosen, np.newaxis],
+                (responses.line.codes[chosen], responses.drug.codes[chosen]),
+                (lines, drugs),
             )
             return Samples(x, growth[first : first + len(chosen), np.newaxis])
 
@@ -321,7 +320,7 @@ class P1b3(Benchmark):
     def other_samples(self, data: DataSet) -> dict[str, Samples]:
         """Returns the samples as CANDLE builds them."""
         rows = data.train.x
-        assert isinstance(rows, JoinedRows)
+        assert isinstance(rows, Joined)
         return {"merged": Samples(MergedRows(rows), data.train.y)}
 
     def metrics(self, params: ParameterSet) -> list[Any]:

@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from p1b3_tables import JoinedRows
+    from candle_p1.benchmark import Joined
 
 
 @dataclass
@@ -22,7 +22,7 @@ class MergedRows:
         rows: The same inputs, joined by index.
     """
 
-    rows: JoinedRows
+    rows: Joined
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -31,11 +31,12 @@ class MergedRows:
     def _frames(self) -> tuple[Any, Any, Any]:
         import pandas as pd
 
-        rows = self.rows
+        line, drug = self.rows.indices
+        concentration = self.rows.own[:, 0]
         responses = pd.DataFrame(
-            {"CELLNAME": rows.line, "NSC": rows.drug, "LOG_CONCENTRATION": rows.log_concentration}
+            {"CELLNAME": line, "NSC": drug, "LOG_CONCENTRATION": concentration}
         )
-        lines, drugs = pd.DataFrame(rows.lines), pd.DataFrame(rows.drugs)
+        lines, drugs = map(pd.DataFrame, self.rows.tables)
         lines.insert(0, "CELLNAME", np.arange(len(lines), dtype=np.int32))
         drugs.insert(0, "NSC", np.arange(len(drugs), dtype=np.int32))
         return responses, lines, drugs

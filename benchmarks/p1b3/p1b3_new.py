@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from candle_p1.benchmark import NewRows
+from candle_p1.benchmark import Joined, NewRows
 from candle_p1.data.loaders import read_table
 from candle_p1.data.source import Loading
 from candle_p1.errors import DataError
 from candle_p1.text import examples
 from p1b3_inputs import features_again
-from p1b3_tables import RESPONSE, Features, JoinedRows, join_features
+from p1b3_tables import RESPONSE, Features, join_features
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -92,7 +92,8 @@ def new_responses(
             (spelled, drug.names), tables, ("cell lines", "drugs"), strict=True
         )
     )
-    rows = JoinedRows(column[CONCENTRATION], line.codes, drug.codes, lines, drugs)
+    concentration = column[CONCENTRATION][:, np.newaxis]
+    rows = Joined(concentration, (line.codes, drug.codes), (lines, drugs))
     for start in range(0, len(rows), ROWS_PER_BLOCK):
         part = slice(start, start + ROWS_PER_BLOCK)
         x = rows[part]

@@ -1,7 +1,7 @@
-"""P1B3's tables of cell lines and drugs, and the samples that are joined from them batch by batch.
+"""P1B3's tables of cell lines and drugs, and how the names in the responses are matched with them.
 
 A response names its cell line and its drug, whose features are stored once, in one matrix for the
-lines and one for the drugs. A batch joins their rows by index: the full joined table never exists.
+lines and one for the drugs. `candle_p1.data.samples.Joined` joins their rows by index.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from candle_p1.data.names import match
-from candle_p1.data.samples import Gather
 from candle_p1.data.table import CsvLayout, repeated
 from candle_p1.data.transforms import fill_missing, join_rows, scale_features
 from candle_p1.errors import DataError
@@ -124,50 +123,6 @@ def join_features(tables: Sequence[Features], names: Sequence[str]) -> Matrix:
     if not tables:
         return np.zeros((len(names), 0), np.float32)
     return join_rows(*((table.values, table.rows_of(names)) for table in tables))
-
-
-@dataclass(frozen=True)
-class JoinedRows:
-    """The inputs of the model: log concentration, the cell line's features, the drug's features.
-
-    Attributes:
-        log_concentration: float32, shape (samples,).
-        line: Row of `lines`, int32, shape (samples,).
-        drug: Row of `drugs`, int32, shape (samples,).
-        lines: Features of the cell lines, float32, shape (lines, features).
-        drugs: Features of the drugs, float32, shape (drugs, features).
-    """
-
-    log_concentration: Matrix
-    line: NDArray[np.int32]
-    drug: NDArray[np.int32]
-    lines: Matrix
-    drugs: Matrix
-
-    def __len__(self) -> int:
-        return len(self.line)
-
-    def __getitem__(self, which: Any) -> Matrix:
-        """Returns the inputs of some samples: float32, shape (samples, inputs)."""
-        line, drug = self.line[which], self.drug[which]
-        first_drug = 1 + self.lines.shape[1]
-        batch = np.empty((len(line), first_drug + self.drugs.shape[1]), np.float32)
-        batch[:, 0] = self.log_concentration[which]
-        for row, of_line, of_drug in zip(batch, line, drug, strict=True):  # avoids a copy
-            row[1:first_drug] = self.lines[of_line]
-            row[first_drug:] = self.drugs[of_drug]
-        return batch
-
-    def as_gather(self) -> Gather:
-        """Returns how a batch is taken from the tables, whose rows a device can join, too."""
-
-        def take(xp: Any, arrays: Any, which: Any) -> Any:
-            log_concentration, line, drug, lines, drugs = arrays
-            parts = log_concentration[which][:, None], lines[line[which]], drugs[drug[which]]
-            return xp.concatenate(parts, axis=1)
-
-        arrays = self.log_concentration, self.line, self.drug, self.lines, self.drugs
-        return Gather(arrays, take)
 
 
 def names_in(column: TextColumn, names: Mapping[str, Any] | Sequence[str]) -> NDArray[np.bool_]:

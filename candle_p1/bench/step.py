@@ -228,7 +228,7 @@ class Step(harness.BenchmarkComparison):
         if any(each["kernels"] == "plain" and not each["has_fast_kernels"] for each in results):
             yield (
                 "the fast kernels are for TensorFlow on CPUs and for JAX on GPUs: elsewhere, a run"
-                " differs from plain Keras in how batches are made"
+                " differs from plain Keras in how batches are made, and in rows of tables"
             )
         columns: dict[str, Any] = {
             "variant": "variant",

@@ -110,10 +110,11 @@ class StepTask(BenchmarkTask):
         from candle_p1.bench.training import step_callback, train_as_runs
         from candle_p1.data.samples import join_batches
         from candle_p1.models.fast.batches import for_fit
+        from candle_p1.models.fast.tables import taken_by
 
         data, is_own = training.data, self.inputs in ("samples", "arrays")
         samples = data.train if is_own else training.benchmark.other_samples(data)[self.inputs]
-        batches = training.batches(samples)
+        batches = training.batches(taken_by(model, samples))
         goes = step_callback(self._course(comm, weights, found), callback)
         epoch: dict[str, Any] = {"shuffle": False, "verbose": 0, "callbacks": [goes]}
         if self.inputs == "arrays":
@@ -165,12 +166,10 @@ def _elements(weights: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _weights(model: Any) -> dict[str, Any]:
-    import keras
+    from candle_p1.models.fast.tables import whole_weights
 
-    return {
-        f"{number} {weight.path}": keras.ops.convert_to_numpy(weight.value)
-        for number, weight in enumerate(model.trainable_weights)
-    }
+    weights = whole_weights(model, trainable=True)
+    return {f"{number} {path}": read() for number, (path, read) in enumerate(weights)}
 
 
 def _names(model: Any) -> list[str]:

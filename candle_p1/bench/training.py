@@ -20,6 +20,7 @@ from candle_p1.distributed.replicas import broadcast_state
 from candle_p1.errors import ParameterError
 from candle_p1.models import fast
 from candle_p1.models.fast import device_data
+from candle_p1.models.fast.tables import taken_by
 from candle_p1.parameters.parameter_set import ParameterSet
 from candle_p1.scaling import ScalingPlan
 from candle_p1.training.setup import build_model, make_plan, set_up_device
@@ -65,17 +66,18 @@ class Training:
 
     def batches(self, samples: Samples | None = None) -> TrainBatches:
         """Returns the batches that this rank trains on; of the training samples by default."""
-        samples, seed = samples or self.data.train, self.params["rng_seed"]
+        samples = samples or taken_by(self.model, self.data.train)
+        seed = self.params["rng_seed"]
         return TrainBatches(samples, self.plan, seed=seed, rank=self.rank, shuffle=True)
 
     def steps(self, model: Any) -> Steps:
         """Returns the steps of a model as runs train them, with JAX from samples on the device."""
-        build_metrics(model, self.batches()[0])
-        placement = device_data.place(
-            [self.data.train], device_data.limit_bytes(self.engine.comm.local_size)
-        )
-        (data,) = placement.data or (None,)
-        return make_steps(model, self.batches(), data, range(MAX_EPOCHS))
+        samples = taken_by(model, self.data.train)
+        batches = self.batches(samples)
+        build_metrics(model, batches[0])
+        limit = device_data.limit_bytes(self.engine.comm.local_size)
+        (data,) = device_data.place([samples], limit).data or (None,)
+        return make_steps(model, batches, data, range(MAX_EPOCHS))
 
 
 def prepare_training(

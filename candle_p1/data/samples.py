@@ -188,6 +188,50 @@ class Selected:
         return Gather((rows.arrays, self.indices), take)
 
 
+@dataclass(frozen=True)
+class Joined:
+    """Rows that are joined from columns of their own and from rows of tables, batch by batch.
+
+    Where a few tables of features describe many samples, the joined rows never exist as a whole. A
+    first dense layer may compute with the tables; see `candle_p1.models.fast.tables`.
+
+    Attributes:
+        own: The first columns, float32, shape (rows, columns).
+        indices: For each table, the row of it that each row has: integers, shape (rows,).
+        tables: float32, shapes (rows of the table, columns), in the order of the columns.
+    """
+
+    own: NDArray[np.float32]
+    indices: tuple[NDArray[Any], ...]
+    tables: tuple[NDArray[Any], ...]
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+    def __getitem__(self, which: Any) -> NDArray[Any]:
+        """Returns some rows: shape (rows, columns), float32 as the tables are."""
+        own, last = self.own[which], self.own.shape[1]
+        width = last + sum(table.shape[1] for table in self.tables)
+        batch = np.empty((len(own), width), np.result_type(own, *self.tables))
+        batch[:, :last] = own
+        for indices, table in zip(self.indices, self.tables, strict=True):
+            first, last = last, last + table.shape[1]
+            for row, index in zip(batch, indices[which], strict=True):  # avoids a copy
+                row[first:last] = table[index]
+        return batch
+
+    def as_gather(self) -> Gather:
+        """Returns how a batch is taken from the tables, whose rows a device can join, too."""
+
+        def take(xp: Any, arrays: Any, which: Any) -> Any:
+            own, indices, tables = arrays
+            pairs = zip(indices, tables, strict=True)
+            rows = [table[index[which]] for index, table in pairs]
+            return xp.concatenate([own[which], *rows], axis=1)
+
+        return Gather((self.own, self.indices, self.tables), take)
+
+
 @dataclass
 class Samples:
     """Features and targets of one set of samples.

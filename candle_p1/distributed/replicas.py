@@ -38,7 +38,7 @@ def average_state(model: Any, comm: Communicator) -> dict[str, Any]:
     import keras
 
     replaced = {}
-    for i, variable in enumerate(model.non_trainable_weights if comm.size > 1 else ()):
+    for i, variable in enumerate(_averaged(model) if comm.size > 1 else ()):
         mine = np.array(keras.ops.convert_to_numpy(variable.value))
         if keras.backend.is_float_dtype(variable.dtype):
             total = comm.allreduce_sum(mine.astype(np.float64))
@@ -53,9 +53,15 @@ def average_state(model: Any, comm: Communicator) -> dict[str, Any]:
 
 def restore_state(model: Any, replaced: Mapping[str, Any]) -> None:
     """Puts back what `average_state` has replaced on this rank; ignores other names."""
-    for i, variable in enumerate(model.non_trainable_weights):
+    for i, variable in enumerate(_averaged(model)):
         if (name := f"layer/{i}") in replaced:
             variable.assign(replaced[name])
+
+
+def _averaged(model: Any) -> list[Any]:
+    """Returns the weights that steps may change, but not gradients."""
+    weights = model.non_trainable_weights
+    return [weight for weight in weights if not getattr(weight, "is_constant", False)]
 
 
 def seed_process(seed: int) -> None:

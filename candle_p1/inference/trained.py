@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -150,22 +151,27 @@ def _check_run(checkpoint: Checkpoint, benchmark: str, params: ParameterSet) -> 
 
 def _rebuilt(path: Path, checkpoint: Checkpoint) -> Any:
     """Returns the model that a file describes, with the weights of a checkpoint."""
-    from candle_p1.training.state import WEIGHTS  # with Keras
+    from candle_p1.models.fast.tables import whole_arrays  # with Keras
+    from candle_p1.training.state import WEIGHTS
 
     model = load(path)
 
     def short(name: str) -> str:  # Keras rebuilds the layers before the model around them
         return name.removeprefix(f"{model.name}/")
 
-    arrays = {
-        short(name.removeprefix(WEIGHTS)): (name, spec.shape)
-        for name, spec in checkpoint.arrays.items()
+    parts = {
+        short(name.removeprefix(WEIGHTS)): partial(checkpoint.read, name)
+        for name in checkpoint.arrays
         if name.startswith(WEIGHTS)
     }
+    arrays = whole_arrays(parts)
     variables = {short(variable.path): variable for variable in model.weights}
-    shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
-    if shapes != {name: shape for name, (_, shape) in arrays.items()}:
-        raise DataError(f"its layers do not fit the weights in {checkpoint.directory}", path)
+    problem = DataError(f"its layers do not fit the weights in {checkpoint.directory}", path)
+    if variables.keys() != arrays.keys():
+        raise problem
     for name, variable in variables.items():
-        variable.assign(checkpoint.read(arrays[name][0]))
+        values = arrays[name]()
+        if values.shape != tuple(variable.shape):
+            raise problem
+        variable.assign(values)
     return model

@@ -98,7 +98,8 @@ class Trained:
         """
         from candle_p1.distributed.callbacks import evaluate_shared
 
-        return evaluate_shared(self.model, self._batches(samples, max_steps), self.comm)
+        batches = self._batches(samples, max_steps, self.model)
+        return evaluate_shared(self.model, batches, self.comm)
 
     def score(self, samples: Samples, score: AnyScore, max_steps: int = 0) -> AnyScore:
         """Returns the score of the predictions for the samples, those of all ranks together.
@@ -156,12 +157,14 @@ class Trained:
     ) -> Iterator[tuple[Any, Any]]:
         import keras
 
-        batches = self._batches(samples, max_steps)
+        batches = self._batches(samples, max_steps, model)
         for step in range(len(batches)):
             x, y = batches[step]
             yield y, keras.tree.map_structure(np.asarray, model.predict_on_batch(x))
 
-    def _batches(self, samples: Samples, max_steps: int) -> Any:
+    def _batches(self, samples: Samples, max_steps: int, model: Any) -> Any:
         from candle_p1.data.batches import EvaluationBatches
+        from candle_p1.models.fast.tables import taken_by
 
+        samples = taken_by(model, samples)
         return EvaluationBatches(samples, self.params["batch_size"], self.comm, max_steps)

@@ -69,18 +69,29 @@ class ModelFile:
 
     def of(self, model: Any) -> Any:
         """Returns the part of the model that the file holds."""
+        from candle_p1.models.fast.tables import table_layer
+
+        if not self.part:
+            return model
+        whole = plain_copy(model) if table_layer(model) else model
         with _undisturbed():
-            return self.part(model) if self.part else model
+            return self.part(whole)
 
 
 def describe(model: Any) -> dict[str, Any]:
     """Returns what ``keras.saving.deserialize_keras_object`` takes, with Keras's own classes.
+
+    A model in the form of `candle_p1.models.fast.tables` is described as that of whole rows.
 
     Raises:
         SavingError: The model, a layer or a function in it has no description.
     """
     import keras
 
+    from candle_p1.models.fast.tables import table_layer
+
+    if layer := table_layer(model):
+        return layer.described
     try:
         config = _translated(keras.saving.serialize_keras_object(model))
         json.dumps(config)
@@ -108,11 +119,13 @@ def plain_copy(model: Any) -> Any:
     """
     import keras
 
+    from candle_p1.models.fast.tables import whole_weights
+
     config = describe(model)
     with _undisturbed(), keras.device("cpu:0"):
         copy = keras.saving.deserialize_keras_object(config)
-    for new, old in zip(copy.weights, model.weights, strict=True):
-        new.assign(keras.ops.convert_to_numpy(old))
+    for new, (_, read) in zip(copy.weights, whole_weights(model), strict=True):
+        new.assign(read())
     return copy
 
 

@@ -19,6 +19,7 @@ from candle_p1.distributed.reducers.horovod import is_traced
 from candle_p1.distributed.replicas import average_state
 from candle_p1.instrument.logs import TENSORBOARD_FOLDER, epoch_logs
 from candle_p1.models.fast import device_data
+from candle_p1.models.fast.tables import taken_by
 from candle_p1.records.segments import BEGINNING
 from candle_p1.records.types import Position
 from candle_p1.text import count
@@ -67,12 +68,13 @@ class _Loop:
         self._is_first, self._is_jax = comm.rank == 0, keras.backend.backend() == "jax"
         start = self._start = training.start
         self._own = restart.restore_ranks(model, plan, params["rng_seed"]) if restart else {}
-        seed, shuffle = params["rng_seed"], params["reshuffle"]
+        data, seed, shuffle = training.data, params["rng_seed"], params["reshuffle"]
+        self._samples = [taken_by(model, each) for each in (data.train, data.validation)]
         self._batches = TrainBatches(
-            training.data.train, plan, seed=seed, rank=comm.rank, shuffle=shuffle
+            self._samples[0], plan, seed=seed, rank=comm.rank, shuffle=shuffle
         )
         self._validation_batches = EvaluationBatches(
-            training.data.validation, params["batch_size"], comm, params["val_steps"]
+            self._samples[1], params["batch_size"], comm, params["val_steps"]
         )
         earlier = epoch_from(self._own) if start.step else None
         self._timer = EpochTimer(run.start, allreduce_times(training.allreduces, comm), earlier)
@@ -221,14 +223,14 @@ class _Loop:
 
     def _place_samples(self) -> device_data.Placement:
         """Puts the samples for training and validation on the device, with JAX and if they fit."""
-        data, run = self._training.data, self._run
+        run = self._run
         if not self._is_jax:
             return device_data.Placement(None)
         limit_mb = self._training.params["device_data_mb"]
         limit = device_data.limit_bytes(run.comm.local_size)
         with run.screen.making_data("copying to the device:") as show:
             placement = device_data.place(
-                [data.train, data.validation],
+                self._samples,
                 limit if limit_mb is None else limit_mb << 20,
                 run.comm.any,
                 lambda before, total, num: show("the samples", before + num, total),

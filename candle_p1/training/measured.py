@@ -110,6 +110,8 @@ def describe_model(model: Any) -> Network:
 
     Its kernels are known once it has trained or been evaluated.
     """
+    from candle_p1.models.fast.tables import count_whole
+
     weights: Counter[str] = Counter()
     for layer in model._flatten_layers():
         weights[layer.compute_dtype] += sum(
@@ -119,7 +121,7 @@ def describe_model(model: Any) -> Network:
     (most, _), *_ = weights.most_common()
     used = fast.used()
     return Network(
-        num_parameters=model.count_params(),
+        num_parameters=count_whole(model),
         optimizer=fast.keras_name(model.optimizer).lower(),
         loss=_loss_name(model.loss),
         data_type=data_types.get(most, most),
@@ -138,7 +140,7 @@ def unmet_requests(params: ParameterSet, facts: Network, *, reads_tables: bool) 
         for name, has in (("data_type", facts.data_type), ("optimizer", facts.optimizer))
         if str(params[name]).lower() != has
     ]
-    has_no_kernels = params["kernels"] == "fast" and not fast.are_fast()
+    has_no_kernels = params["kernels"] == "fast" and not (fast.are_fast() or fast.used())
     idle = {
         "loader": not reads_tables and "here: the benchmark reads its files by itself",
         "kernels": has_no_kernels

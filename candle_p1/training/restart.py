@@ -15,6 +15,7 @@ from candle_p1.checkpoints.policy import are_saved
 from candle_p1.checkpoints.shards import ArraySpec
 from candle_p1.distributed.replicas import seed_ranks
 from candle_p1.errors import CheckpointError
+from candle_p1.models import fast
 from candle_p1.parameters.parameter import Parameter, Role
 from candle_p1.parameters.parameter_set import ParameterSet
 from candle_p1.records.segments import ResumePoint
@@ -158,8 +159,10 @@ class Restart:
         directory: Path,
         position: Position,
         state: TrainingState,
+        has_tables: bool,
     ) -> None:
         self._checkpoint, self._comm = checkpoint, comm
+        self.has_tables = has_tables  # in its model; see candle_p1.models.fast.tables
         self._position = position
         self._best: list[NDArray[Any]] = []  # on rank 0
         self.directory, self.state = directory, state
@@ -173,7 +176,9 @@ class Restart:
         """Returns the restart from rank 0's checkpoint, None if it has none; collective."""
         mine = None
         if checkpoint is not None:
-            mine = (checkpoint.directory, checkpoint.position, TrainingState.of(checkpoint))
+            state = TrainingState.of(checkpoint)
+            has_tables = any(map(fast.BASIS.fullmatch, checkpoint.arrays))
+            mine = (checkpoint.directory, checkpoint.position, state, has_tables)
         found = comm.broadcast(mine)
         return None if found is None else cls(checkpoint, comm, *found)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +28,7 @@ from candle_p1.errors import DistributedError, ParameterError, SetupError
 from candle_p1.instrument.logs import RunLog
 from candle_p1.models import fast
 from candle_p1.models.optimizers import DTYPE_POLICIES, default_learning_rate, make_optimizer
+from candle_p1.models.saving import SavingError, describe
 from candle_p1.parameters.parameter_set import ParameterSet
 from candle_p1.records.environment import memory_limit_bytes
 from candle_p1.records.segments import BEGINNING
@@ -182,13 +183,18 @@ def build_model(
     device: Device,
     engine: Engine,
     log: AllreduceLog | None = None,
+    *,
+    may_use_tables: bool = True,
 ) -> Any:
     """Builds and compiles the model, with the same weights on all ranks that have the same seed.
 
-    The log, if there is one, records the gradients' allreduces. Raises SetupError if the model does
-    not fit into memory.
+    The log, if there is one, records the gradients' allreduces. Where it can and may, the model has
+    the form of `candle_p1.models.fast.tables`, whose `taken_by` returns the samples for it. Raises
+    SetupError if the model does not fit into memory.
     """
     import keras
+
+    from candle_p1.models.fast import tables
 
     _check_size(params, engine.comm)
     keras.backend.clear_session()
@@ -199,8 +205,12 @@ def build_model(
         model = benchmark.build_model(params, data)
         if not model.built:  # a subclass of keras.Model makes its weights when it is first called
             model(data.train.x[0:1])
+        optimizer = make_optimizer(params, plan.learning_rate, benchmark.optimizer_constants)
+        learns = model, data, optimizer, benchmark.callbacks(params), params["compression"]
+        if may_use_tables and tables.suits(*learns):
+            with suppress(SavingError):  # nobody could save it
+                model = tables.with_tables(model, data.train.x, describe(model))
     seed_ranks(model, params["rng_seed"], engine.comm.rank)
-    optimizer = make_optimizer(params, plan.learning_rate, benchmark.optimizer_constants)
     engine.compile(
         model,
         is_gpu=device.is_gpu,

@@ -58,7 +58,7 @@ def trained(train_all, git_calls, tmp_path_factory):
         f" --power replay:{recording} --power_hz 20",
         "p1b1": f"p1b1 --dense 16 {STEPS} --cp True",
         "p1b2": f"p1b2 --dense 16 {STEPS}",
-        "p1b3": f"p1b3 --dense 16 {STEPS} --save_best_model True",
+        "p1b3": f"p1b3 --dense 16 {STEPS} --save_best_model True --ckpt_save_interval 1",
     }
     return train_all(2, runs, settings={"PATH": f"{git.parent}{os.pathsep}{os.environ['PATH']}"})
 

@@ -130,6 +130,28 @@ def test_a_step_is_measured_here_and_in_another_environment(bench):
     assert there["backend"] == here["backend"]
 
 
+@pytest.mark.horovod
+def test_a_step_by_tables_agrees_with_one_of_their_rows(bench):
+    flags = (
+        "--size",
+        "small",
+        "--steps",
+        "3",
+        "--rounds",
+        "1",
+        "--dense",
+        "50",
+        "--momentum",
+        "0.9",
+    )
+    report, output = bench("step", "p1b3", *flags)
+    assert report["differences"]["plain Keras"]["update"] < 1e-3
+    bound = report["roofline"]
+    assert bound["used_total_s"] < bound["total_s"]
+    assert bound["used_flops"] < bound["flops"]
+    assert "as computed" in output
+
+
 @pytest.mark.parallel
 @pytest.mark.horovod
 def test_a_step_of_ranks_is_compared_with_one_process(mpirun, bench):

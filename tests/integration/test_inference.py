@@ -167,17 +167,19 @@ def test_p1b3_predicts_responses(trained, small_data, tmp_path):
     test = benchmark.preprocess(raw, params).test
     drugs, lines = raw.responses.drug.names, raw.responses.line.names
     rows = zip(
-        [drugs[code] for code in test.x.drug],
-        [lines[code] for code in test.x.line],
-        test.x.log_concentration.tolist(),
+        [drugs[code] for code in test.x.indices[1]],
+        [lines[code] for code in test.x.indices[0]],
+        test.x.own[:, 0].tolist(),
         strict=True,
     )
     with (tmp_path / "new.csv").open("w") as file:
         csv.writer(file).writerows([("NSC", "CELLNAME", "LOG_CONCENTRATION"), *rows])
-    found = predicted(run, tmp_path / "new.csv", tmp_path / "p.csv")
-    mse = np.square(found["growth_percent"] / 100 - test.y[:, 0]).mean()
-    loss = read_record(run / "run.json")["quality"]["loss"]["value"]
-    assert mse == pytest.approx(loss, rel=1e-5)
+    record = read_record(run / "run.json")
+    assert "TableDense" in record["model"]["fast_kernels"]
+    for checkpoint in (None, "latest"):
+        found = predicted(run, tmp_path / "new.csv", tmp_path / "p.csv", checkpoint=checkpoint)
+        mse = np.square(found["growth_percent"] / 100 - test.y[:, 0]).mean()
+        assert mse == pytest.approx(record["quality"]["loss"]["value"], rel=1e-5)
 
 
 def unfinished(run, directory):

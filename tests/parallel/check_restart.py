@@ -45,6 +45,11 @@ CASES = [
         [(1, 4)],
     ),
     (
+        f"p1b3 {SMALL} --dense 20 --momentum 0.9 --early_stop True --check_replicas True"
+        " --val_steps 2 --test_steps 2 --ckpt_every_steps 4",
+        [(0, 5), (1, 2)],
+    ),
+    (
         f"p1b3 {SMALL} --conv 4 10 2 --pool 4 --dense 20 --batch_normalization True"
         " --check_replicas True --val_steps 2 --test_steps 2 --ckpt_every_steps 4",
         [(0, 5), (2, 0)],
@@ -127,6 +132,8 @@ def goes_on_bit_for_bit(number, comm):
     whole, stopped = (results(Path(f"out/case{number}") / each) for each in ("whole", "stopped"))
     assert_equal(whole, stopped)
     record = stopped[2]
+    by_table = flags.startswith("p1b3") and "--conv" not in flags
+    assert ("TableDense" in record["model"]["fast_kernels"]) == by_table
     num_steps = record["plan"]["steps_per_epoch"]
     segments = record["segments"]
     assert [each["status"] for each in segments] == ["failed"] * len(stops) + ["ok"]
@@ -151,8 +158,8 @@ def what_is_saved_within_an_epoch_changes_no_moving_statistics(comm):
 
 BIT_FOR_BIT = [partial(goes_on_bit_for_bit, number) for number in range(len(CASES))]
 CHECKS = [*BIT_FOR_BIT, what_is_saved_within_an_epoch_changes_no_moving_statistics]
-OF_STATES = [BIT_FOR_BIT[number] for number in (1, 2, 4)]
-"""Those in which an engine has most to keep: scales of losses, gradients, random states, means."""
+OF_STATES = [BIT_FOR_BIT[number] for number in (1, 2, 4, 5)]
+"""Those in which an engine has most to keep: scales, gradients, random states, tables, means."""
 
 
 def other_ranks(directory, part):

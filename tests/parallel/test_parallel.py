@@ -30,10 +30,10 @@ ON_FOUR = "a,a,a,a a,a,b,b a,b,a,b a,b,c,d"
         pytest.param(
             4, f"check_checkpoints check_loading {ON_FOUR}", 4 * 15, marks=pytest.mark.extended
         ),
-        pytest.param(3, "check_averaging check_measuring", 15, marks=HOROVOD),
-        pytest.param(2, "check_averaging:OF_ENGINES check_measuring", 14, marks=JAX),
-        pytest.param(2, "check_restart", 6, marks=HOROVOD),
-        pytest.param(2, "check_restart:OF_STATES", 3, marks=JAX),
+        pytest.param(3, "check_averaging check_measuring check_tables", 16, marks=HOROVOD),
+        pytest.param(2, "check_averaging:OF_ENGINES check_measuring check_tables", 15, marks=JAX),
+        pytest.param(2, "check_restart", 7, marks=HOROVOD),
+        pytest.param(2, "check_restart:OF_STATES", 4, marks=JAX),
         pytest.param(2, "check_comm check_evaluation check_own_step", 18, marks=HOROVOD),
         pytest.param(2, "averaging=horovod check_averaging:OF_GRADIENTS", 8, marks=HOROVOD),
     ],

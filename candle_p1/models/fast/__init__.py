@@ -2,11 +2,13 @@
 
 The classes here take the arguments of Keras's own and have the same weights and state. They compute
 as Keras does unless `choose` has selected a fast implementation: that for TensorFlow on CPUs
-(candle_p1.models.fast.operations) or that for JAX on GPUs (candle_p1.models.fast.gpu_forms).
+(candle_p1.models.fast.operations) or that for JAX on GPUs (candle_p1.models.fast.gpu_forms). Rows
+of tables (candle_p1.models.fast.tables) have a fast form on CPUs with either.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 KERNELS = ("fast", "plain")
@@ -15,14 +17,18 @@ CHUNK = 64
 """The number of positions of a short sequence, into which convolutions cut long ones."""
 HALF_TYPES = ("float16", "bfloat16")
 """The types of mixed precision, in which Keras's own layers compute."""
+BASIS = re.compile(r"(.*)basis_(\d+)")
+"""The name of a constant of candle_p1.models.fast.tables, with the number of its first input."""
 _fast = ""
+_has_tables = False
 _used: set[str] = set()
 
 
 def choose(kind: str, *, on_cpu: bool) -> None:
     """Chooses one of KERNELS for all models that this process builds from now on."""
-    global _fast
+    global _fast, _has_tables
     _used.clear()
+    _has_tables = kind == "fast" and on_cpu
     has_fast = kind == "fast" and exist(on_cpu=on_cpu)
     _fast = ("cpu" if on_cpu else "gpu") if has_fast else ""
 
@@ -57,6 +63,11 @@ def on_cpu() -> bool:
 def on_gpu() -> bool:
     """Returns whether the implementation for JAX on GPUs is used."""
     return _fast == "gpu"
+
+
+def has_tables() -> bool:
+    """Returns whether layers may compute with tables in place of their rows."""
+    return _has_tables
 
 
 def keras_name(optimizer: Any) -> str:

@@ -166,10 +166,9 @@ def test_rows_are_merged_as_by_pandas_1_5():
 
 def test_scaling_fitted_to_training_samples_ignores_the_test_drugs(prepared):
     data = prepared("--scaling_fit", "train")
-    used = np.unique(data.train.x.drug)
-    drugs = data.train.x.drugs[used]
-    np.testing.assert_allclose(drugs.mean(axis=0), 0, atol=1e-4)
-    assert np.abs(prepared().train.x.drugs[used].mean(axis=0)).max() > 1e-3
+    used = np.unique(data.train.x.indices[1])
+    np.testing.assert_allclose(data.train.x.tables[1][used].mean(axis=0), 0, atol=1e-4)
+    assert np.abs(prepared().train.x.tables[1][used].mean(axis=0)).max() > 1e-3
 
 
 def test_too_few_samples_for_training_are_refused(prepared):

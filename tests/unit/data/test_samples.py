@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from candle_p1.data.samples import (
     Chained,
     Computed,
+    Joined,
     Samples,
     Selected,
     Several,
@@ -17,6 +18,10 @@ from candle_p1.data.samples import (
 X = np.arange(12.0).reshape(6, 2)
 Y = np.arange(6)
 ORDER = np.array([5, 0, 3, 3, 2, 1])
+TABLES = np.arange(8, dtype="f4").reshape(4, 2), np.arange(30, 36, dtype="f4").reshape(2, 3)
+CODES = np.array([3, 0, 3, 1, 2, 2]), np.array([0, 1, 1, 0, 1, 0], np.int32)
+OWN = X[:, :1].astype("f4")
+JOINED = np.concatenate([OWN, TABLES[0][CODES[0]], TABLES[1][CODES[1]]], axis=1)
 
 
 @pytest.mark.parametrize("which", [slice(0, 0), slice(1, 5), slice(None), [5, 0, 3, 3], [-1]])
@@ -26,8 +31,9 @@ ORDER = np.array([5, 0, 3, 3, 2, 1])
         (Chained([X[:1], X[1:1], X[1:4], X[4:]]), X),
         (Selected(X, ORDER), X[ORDER]),
         (Computed(X, lambda rows: rows.astype(np.int32)[:, :1]), X[:, :1].astype(np.int32)),
+        (Joined(OWN, CODES, TABLES), JOINED),
     ],
-    ids=["chained", "selected", "computed"],
+    ids=["chained", "selected", "computed", "joined"],
 )
 def test_rows_are_like_those_of_one_array(rows, expected, which):
     which = np.array(which) if isinstance(which, list) else which
@@ -83,6 +89,7 @@ LARGE = np.arange(60.0).reshape(10, 6)
         Selected(LARGE[1:, 2:], np.array([3, 0, 7, 7])),
         Several((LARGE, Selected(LARGE, np.arange(4)))),
         Several({"a": LARGE[:4, :5], "b": np.arange(4)}),
+        Joined(OWN, CODES, TABLES),
     ],
 )
 def test_a_gather_takes_the_rows(rows):

@@ -35,7 +35,7 @@ def plan(num_ranks, epochs_per_rank=None):
     )  # fmt: skip
 
 
-def restart(num_ranks=2, position=(2, 3), **facts):
+def restart(num_ranks=2, position=(2, 3), arrays=("weights/dense/kernel",), **facts):
     known = run_fingerprint("nt3", params()) | {
         "plan": plan(2).model_dump(),
         "data": DATA,
@@ -43,7 +43,8 @@ def restart(num_ranks=2, position=(2, 3), **facts):
         **{"weights_only": False, "learning_rate": 0.1, "stopped": False, "policy": {}},
         **{"callbacks": {}, "epochs": [], "num_samples": 0},
     }
-    checkpoint = SimpleNamespace(directory=HERE, position=Position(*position), facts=known | facts)
+    of_training = {"arrays": dict.fromkeys(arrays), "facts": known | facts}
+    checkpoint = SimpleNamespace(directory=HERE, position=Position(*position), **of_training)
     return Restart.of(checkpoint, Ranks(num_ranks))
 
 
@@ -65,6 +66,11 @@ def test_other_ranks_begin_an_incomplete_epoch_anew(num_ranks, position, start, 
 
 def test_training_that_stopped_does_not_go_on():
     assert restart(stopped=True).is_over
+
+
+def test_the_form_of_the_checkpoint_is_known():
+    assert not restart().has_tables
+    assert restart(arrays=("weights/dense/kernel", "weights/dense/basis_1")).has_tables
 
 
 def test_the_same_run_is_accepted():
