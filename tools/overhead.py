@@ -18,31 +18,31 @@ import click
 import numpy as np
 
 from candle_p1.bench.task import BenchmarkTask, seconds_of
+from candle_p1.bench.training import Training, prepare_training
 from candle_p1.cluster.launchers import on_this_machine
-from candle_p1.distributed.allreduce_log import AllreduceLog
+from candle_p1.distributed.allreduce_log import AllreduceLog, allreduce_times
 from candle_p1.distributed.comm import Communicator, connect
 from candle_p1.distributed.launch_environment import launcher_variable
+from candle_p1.distributed.replicas import broadcast_state
 from candle_p1.instrument import collectives, phases
 from candle_p1.instrument.collectives import CommunicationLog
 from candle_p1.instrument.phases import PhaseTimer
 from candle_p1.reports.statistics import median_interval
+from candle_p1.training.epochs import EpochTimer
+from candle_p1.training.setup import build_model
 
 NUM_CALLS = 1000
 
 
-def train(
-    training: Any, model: Any, log: Any, num_epochs: int, comm: Communicator, *, measured: bool
+def train_s(
+    training: Training, model: Any, log: Any, num_epochs: int, comm: Communicator, *, measured: bool
 ) -> float:
     """Returns the seconds of a block of epochs, of the model with measuring or of the bare one."""
     import keras
 
-    from candle_p1.distributed.allreduce_log import allreduce_times
     from candle_p1.models.fast.batches import for_fit
-    from candle_p1.training.epochs import EpochTimer
 
-    begins: list[float] = []
-    ends: list[float] = []
-
+    begins, ends = list[float](), list[float]()
     timer = EpochTimer(0.0, allreduce_times(log, comm))
 
     def begin_epoch(epoch: int, logs: Any) -> None:
@@ -74,14 +74,13 @@ def train(
     return sum(ends) - sum(begins)
 
 
-def logging_steps(
-    log: AllreduceLog, num_gradients: int
-) -> tuple[Callable[[], Any], Callable[[], Any]]:
+def logging_steps(log: AllreduceLog, num_gradients: int) -> list[Callable[[], Any]]:
     """Returns two functions: a step that does nothing but log, and one that does nothing."""
     import keras
 
     names = [str(number) for number in range(num_gradients)]
     variables = [keras.Variable(0.0) for _ in names]
+    zero = keras.ops.convert_to_tensor(0.0)
 
     def logged(value: Any) -> Any:
         values = {name: value + number for number, name in enumerate(names)}
@@ -92,30 +91,26 @@ def logging_steps(
     def bare(value: Any) -> Any:
         return value + 0
 
-    zero = keras.ops.convert_to_tensor(0.0)
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
+    def call(step: Callable[[Any], Any]) -> Callable[[], Any]:
+        if keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
 
-        graphs = [tf.function(step, autograph=False) for step in (logged, bare)]
-        return lambda: graphs[0](zero), lambda: graphs[1](zero)
-    import jax
+            graph = tf.function(step, autograph=False)
+            return lambda: graph(zero)
+        import jax
 
-    programs = [jax.jit(step) for step in (logged, bare)]
-
-    def call(program: Any) -> Callable[[], Any]:
+        program = jax.jit(step)
         return lambda: (jax.block_until_ready(program(zero)), jax.effects_barrier())
 
-    return call(programs[0]), call(programs[1])
+    return [call(logged), call(bare)]
 
 
-def direct_cost_s(training: Any) -> float:
+def direct_cost_s(training: Training) -> float:
     """Returns the time of measuring one step, measured by itself, in s.
 
     It consists of the operations in the graph, timed in a graph that holds nothing else; of the
     callbacks before a step; and of reading the table at the end of an epoch, divided by its steps.
     """
-    from candle_p1.training.epochs import EpochTimer
-
     timer = EpochTimer(0.0, lambda: (0.0, 0.0))
     timer.begin_epoch()
     seconds = seconds_of(lambda: timer.begin_steps(1), NUM_CALLS)
@@ -144,29 +139,18 @@ def main(
     comm = connect()
     task = BenchmarkTask(benchmark=benchmark, flags=flags)
     task.choose_backend()
-    from candle_p1.bench.training import prepare_training  # with Keras
-    from candle_p1.distributed.replicas import broadcast_state
-    from candle_p1.training.setup import build_model
-
     training = prepare_training(task, comm)
     engine = training.engine
     log = engine.make_log(CommunicationLog(), is_gpu=training.device.is_gpu)
-    with_log = build_model(
-        training.benchmark,
-        training.params,
-        training.data,
-        training.plan,
-        training.device,
-        engine,
-        log,
-    )
+    what = (training.benchmark, training.params, training.data, training.plan, training.device)
+    with_log = build_model(*what, engine, log)
     broadcast_state(with_log, engine.reducer)
     mine: dict[bool, list[float]] = {True: [], False: []}
     for number in range(1 + rounds):
         for measured in (True, False) if number % 2 else (False, True):
             comm.barrier()
             model = with_log if measured else training.model
-            block_s = train(training, model, log, block_epochs, comm, measured=measured)
+            block_s = train_s(training, model, log, block_epochs, comm, measured=measured)
             mine[measured].append(block_s)
     outcomes = comm.gather((mine, direct_cost_s(training)))
     if outcomes is None:

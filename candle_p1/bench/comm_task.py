@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
-from statistics import median
+from statistics import fmean, median
 from time import perf_counter as clock_s
 from typing import Any
 
@@ -54,11 +53,9 @@ GRADIENT_BYTES = {
 """The gradients of one step, in float32, of each benchmark with its default network and CANDLE's
 data: 4 bytes times the 29.5, 30.1, 154.9 and 244.4 million parameters."""
 ONE_RANK = "ranks that communicate are at least two"
-
-PERIOD, CHUNK = 251, 1 << 20
+PERIOD, CHUNK, TOLERANCE = 251, 1 << 20, 1e-5
 """Arrays repeat after so many elements, a prime, so that no block of an algorithm divides it; and
 are compared in parts of so many."""
-TOLERANCE = 1e-5
 
 
 def given(operation: str, rank: int, num_ranks: int, num_elements: int) -> Floats:
@@ -135,20 +132,23 @@ class CommTask(BenchTask):
                 f"--transport {', '.join(self.transports)}: the ranks are on {comm.num_nodes}"
                 " nodes, and only ranks of one node share memory"
             )
-        limit_bytes, settings = memory_for_an_array(comm), {}
-        points: list[Outcome] = []
-        overlaps: list[Outcome] = []
+        free = min(int(psutil.virtual_memory().available), memory_limit_bytes())
+        mine = MEMORY_SHARE * free / (ARRAYS * comm.local_size)
+        limit_bytes = int(-comm.allreduce_max(np.array([-mine]))[0])
+        settings, points, overlaps = {}, list[Outcome](), list[Outcome]()
         for transport in (kind(comm) for kind in possible):
             settings[transport.name] = transport.start()
-            mine: list[Outcome] = []
-            for operation in OPERATIONS:
-                if operation in self.operations and operation in transport.operations:
-                    mine += self.points(transport, operation, limit_bytes)
-            for point in mine if self.overlaps else ():
+            of_transport = [
+                point
+                for operation in OPERATIONS
+                if operation in self.operations and operation in transport.operations
+                for point in self.points(transport, operation, limit_bytes)
+            ]
+            for point in of_transport if self.overlaps else ():
                 if point["operation"] == ALLREDUCE and point["bytes"] in OVERLAP_BYTES:
                     overlaps.append(self.overlap(transport, point))
                     gc.collect()
-            points += mine
+            points += of_transport
             comm.barrier()
             transport.stop()
         return {
@@ -227,13 +227,6 @@ class CommTask(BenchTask):
         }
 
 
-def memory_for_an_array(comm: Communicator) -> int:
-    """Returns the largest array, in bytes, that all ranks of every node can have; collective."""
-    free = min(int(psutil.virtual_memory().available), memory_limit_bytes())
-    mine = MEMORY_SHARE * free / (ARRAYS * comm.local_size)
-    return int(-comm.allreduce_max(np.array([-mine]))[0])
-
-
 def _check(transport: Transport, operation: str, num_elements: int, call: Call) -> None:
     comm, received = transport.comm, call.received()
     which = (operation, comm.rank, comm.size, num_elements, call.source, transport.averages)
@@ -253,7 +246,6 @@ class Timer:
 
     def __init__(self, comm: Communicator, call: Call) -> None:
         self._comm, self._num_messages, self._is_timed = comm, call.num_messages, call.is_timed
-        self._num_ranks = int(comm.allreduce_sum(np.array([call.is_timed], np.int64))[0])
         self._num_calls = 1
         self._blocks: list[tuple[float, float, float]] = []
 
@@ -281,8 +273,8 @@ class Timer:
 
         The interval of the mean, ``ci95_s``, is None for too few blocks.
         """
-        scaled = [[each / self._num_messages for each in block] for block in self._blocks]
-        least, mean, most = map(list, zip(*scaled, strict=True))
+        scaled = np.array(self._blocks) / self._num_messages
+        least, mean, most = scaled.T.tolist()
         return {
             "min_s": median(least),
             "mean_s": median(mean),
@@ -306,10 +298,9 @@ class Timer:
         for _ in range(self._num_calls):
             run()
         mine_s = (clock_s() - begin) / self._num_calls
-        ends, part_s = ([-mine_s, mine_s], mine_s) if self._is_timed else ([-inf, -inf], 0.0)
-        least, most = self._comm.allreduce_max(np.array(ends))
-        total = self._comm.allreduce_sum(np.array([part_s]))[0]
-        return -float(least), float(total) / self._num_ranks, float(most)
+        everyone = self._comm.allgather(mine_s if self._is_timed else None)
+        times_s = [each for each in everyone if each is not None]
+        return min(times_s), fmean(times_s), max(times_s)
 
 
 def timed(run: Callable[[], Any], comm: Communicator, seconds: float) -> Outcome:

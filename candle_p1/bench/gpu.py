@@ -11,7 +11,7 @@ import json
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,35 +22,16 @@ from statistics import median
 from typing import Any, ClassVar
 
 import pydantic
-from rich.table import Table
 
 from candle_p1.bench import harness
-from candle_p1.bench.gpu_task import (
-    OURS,
-    OURS_PLAIN,
-    PLAIN,
-    PRECISIONS,
-    READINGS,
-    DeviceTask,
-    GpuTask,
-)
-from candle_p1.bench.harness import (
-    GIGA,
-    Job,
-    Result,
-    count_option,
-    envelope,
-    format_significant,
-    ms,
-    option,
-)
+from candle_p1.bench.gpu_task import OURS, PLAIN, PRECISIONS, SENSORS, VARIANTS, DeviceTask, GpuTask
+from candle_p1.bench.harness import GIGA, Job, Result, count_option, ms, number, option
 from candle_p1.bench.task import Outcome, run
 from candle_p1.benchmark import find_benchmark
 from candle_p1.cluster.launchers import check_alone, on_this_machine
 from candle_p1.errors import CandleError, DataError, SetupError
 from candle_p1.files import read_json
 from candle_p1.records.record import utc_now
-from candle_p1.records.tables import empty_table
 from candle_p1.text import count
 from candle_p1.training.setup import locate_files
 
@@ -112,11 +93,8 @@ class Gpu(harness.Comparison):
         choices=["gpu", "cpu"],
     )
     size: str = option("full", "The size of the synthetic files.", choices=["small", "full"])
-    num_ranks: int | None = option(
-        None,
-        "Ranks that train together, beside one (default: one for each GPU).",
-        "--np",
-        within=(1, 100_000),
+    num_ranks: int | None = count_option(
+        None, "Ranks that train together, beside one (default: one for each GPU).", "--np"
     )
     num_steps: int = count_option(
         200, "Steps of a timed block, at most those of an epoch.", "--steps"
@@ -136,7 +114,7 @@ class Gpu(harness.Comparison):
         None, "Also show what tools/torch_peer.py has measured here.", is_readable=True
     )
     facts: Outcome = field(init=False)
-    _of_peer: Sequence[Peer] = field(init=False, default=())
+    peers: Sequence[Peer] = field(init=False, default=())
     deadline: float = field(init=False, default=inf)
     directory: str = field(init=False, default="")
     absent: dict[str, str] = field(init=False, default_factory=dict)
@@ -152,7 +130,7 @@ class Gpu(harness.Comparison):
                 "bench gpu measures training with JAX, which is not installed here: run make setup"
                 " ENGINE=jax GPU=1, or install candle-p1[jax-gpu]"
             )
-        self._of_peer = self._read_peer()
+        self.peers = self._read_peer()
         self.deadline = time.time() + (self.budget or inf)
         self.benchmarks = self.benchmarks or BENCHMARKS
         found, flags = [find_benchmark(name) for name in self.benchmarks], ["--size", self.size]
@@ -167,11 +145,11 @@ class Gpu(harness.Comparison):
 
     def jobs(self) -> list[Job]:
         """Returns the jobs of all benchmarks and precisions, the most important ones first."""
-        jobs, every = list[Job](), (OURS, OURS_PLAIN, PLAIN)
+        jobs: list[Job] = []
         plan: list[tuple[str, tuple[str, ...], bool, int]] = [
-            (DEFAULT, every, False, 1),
+            (DEFAULT, VARIANTS, False, 1),
             (DEFAULT, (OURS,), True, 1),
-            *((each, every, False, 1) for each in PRECISIONS if each != DEFAULT),
+            *((each, VARIANTS, False, 1) for each in PRECISIONS if each != DEFAULT),
         ]
         if self.num_ranks and self.num_ranks > 1:
             plan.append((DEFAULT, (OURS,), False, self.num_ranks))
@@ -200,7 +178,7 @@ class Gpu(harness.Comparison):
         Raises:
             CandleError: No job could do its work.
         """
-        made = self.conditions() | envelope(utc_now())
+        made = self.conditions() | harness.envelope(utc_now())
         with tempfile.TemporaryDirectory(prefix="candle-p1-compiled-") as self.directory:
             jobs = self.jobs()
             for done, job in enumerate(jobs):
@@ -247,14 +225,12 @@ class Gpu(harness.Comparison):
         of = f" on {count(job.num_ranks, 'rank')}" if job.num_ranks > 1 else ""
         return (
             f"{job.task.benchmark}, {job.task.precision}, {variant}{of}: {ms(step_s)} ms a step;"
-            f" the first took {format_significant(max(r['first_step_s'] for r in ranks))} s"
+            f" the first took {number(max(r['first_step_s'] for r in ranks))} s"
         )
 
-    def _read_peer(self) -> Sequence[Peer]:
-        if self.peer is None:
-            return ()
+    def _read_peer(self) -> list[Peer]:
         try:
-            return [Peer.model_validate(read_json(self.peer))]
+            return [Peer.model_validate(read_json(self.peer))] if self.peer else []
         except ValueError as error:
             why = str(error)
             if isinstance(error, pydantic.ValidationError):
@@ -265,16 +241,15 @@ class Gpu(harness.Comparison):
             ) from error
 
     def conditions(self) -> dict[str, Any]:
-        conditions = {"size": self.size, "num_rounds": self.num_rounds, "seconds": self.seconds}
         on = {"device": self.facts, "on": self.device, "synthetic": True, "budget_s": self.budget}
-        return on | conditions
+        return on | {name: getattr(self, name) for name in ("size", "num_rounds", "seconds")}
 
     def _report(self) -> dict[str, Any]:
         """Returns what has been measured so far, in the order of benchmarks, and what was not."""
         results = [self._result(key, measured) for key, measured in self.found.items()]
-        ours = [each for each in results if each["variant"] == OURS]
+        ours_s = {_conditions(each): each["step_s"] for each in results if each["variant"] == OURS}
         steps = {each["benchmark"]: each["steps_per_epoch"] for each in results}
-        for peer, of in ((p, each) for p in self._of_peer for each in p.results):
+        for peer, of in ((p, each) for p in self.peers for each in p.results):
             num_steps = steps.get(of.benchmark)
             results.append(
                 of.model_dump()
@@ -282,7 +257,6 @@ class Gpu(harness.Comparison):
                 | {"samples_per_s": of.batch_size / of.step_s, "peer_device": peer.device}
                 | {"epoch_s": num_steps * of.step_s if num_steps else None}
             )
-        ours_s = {_conditions(each): each["step_s"] for each in ours}
         for each in results:
             fair_s = ours_s.get(_conditions(each))
             each["times_ours"] = each["step_s"] / fair_s if fair_s else None
@@ -330,7 +304,7 @@ class Gpu(harness.Comparison):
             **{key: first[key] for key in copied},
         }
 
-    def render(self, report: Mapping[str, Any]) -> Iterator[str | Table]:
+    def render(self, report: harness.Report) -> harness.Parts:
         device, results = report["device"], report["results"]
         if report["on"] == "cpu":
             yield "MEASURED ON CPUs (--device cpu), which shows nothing of any GPU"
@@ -339,14 +313,12 @@ class Gpu(harness.Comparison):
             f" driver: {device['driver'] or 'not known'};"
             f" JAX {report['machine']['packages'].get('jax', 'of an unknown version')}"
         )
-        rates = [(f"matrix products, {n}", r, "TFLOP/s") for n, r in device["flops_per_s"].items()]
-        rates += [("its memory", device["copy_bytes_per_s"], "GB/s")]
-        rates += [("from the host to it", device["upload_bytes_per_s"], "GB/s")]
-        shown = empty_table("", "what the device does", "rate")
-        for what, rate, unit in rates:
-            scale = TERA if unit == "TFLOP/s" else GIGA
-            shown.add_row(what, f"{format_significant(rate / scale)} {unit}")
-        yield shown
+        products = device["flops_per_s"].items()
+        rates = {f"matrix products, {name}": f"{number(r / TERA)} TFLOP/s" for name, r in products}
+        rates["its memory"] = f"{number(device['copy_bytes_per_s'] / GIGA)} GB/s"
+        rates["from the host to it"] = f"{number(device['upload_bytes_per_s'] / GIGA)} GB/s"
+        shown = [{"what": what, "rate": rate} for what, rate in rates.items()]
+        yield harness.table(shown, {"what the device does": "what", "rate": "rate"})
         yield (
             f"training, {report['size']} size, {count(report['num_rounds'], 'round')} of at least"
             f" {report['seconds']:g} s for each variant; the range is that of blocks of steps"
@@ -361,7 +333,7 @@ class Gpu(harness.Comparison):
             if row["variant"] == DETERMINISTIC and (row["times_ours"] or 0) >= WORTH_SAYING:
                 yield (
                     f"{row['benchmark']}: --deterministic False is"
-                    f" {format_significant(row['times_ours'])} times as fast as the default"
+                    f" {number(row['times_ours'])} times as fast as the default"
                 )
         yield harness.table(results, {**VARIANT, **STARTS}, "the first step")
         own = [row for row in results if "no_energy" in row]
@@ -384,7 +356,7 @@ def _blocks_s(ranks: Sequence[Outcome]) -> list[float]:
     return [max(each) for each in zip(*(rank["steps_s"] for rank in ranks), strict=True)]
 
 
-def _conditions(result: Mapping[str, Any]) -> tuple[Any, ...]:
+def _conditions(result: Result) -> tuple[Any, ...]:
     return tuple(result[key] for key in ("benchmark", "precision", "num_ranks"))
 
 
@@ -413,7 +385,6 @@ def _following(directory: Path, use: Callable[[str], None]) -> Iterator[None]:
             following.result()
 
 
-SENSORS = dict(zip(READINGS, ("counter", "integrated power"), strict=True))
 VARIANT: harness.Columns = {
     "variant": lambda row: f"{row['benchmark']}, {row['variant']}",
     "precision": "precision",

@@ -15,12 +15,20 @@ from functools import partial
 from itertools import pairwise
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import psutil
 
 from candle_p1.bench.task import BenchmarkTask, Outcome, seconds_of
+from candle_p1.bench.training import (
+    MAX_EPOCHS,
+    Training,
+    matrix_product_flops,
+    optimizer_bytes,
+    prepare_training,
+)
+from candle_p1.data.samples import join_batches
 from candle_p1.distributed.comm import Communicator
 from candle_p1.distributed.gpus import GPUS_VARIABLE, visible_gpus, why_none
 from candle_p1.errors import SetupError
@@ -29,25 +37,21 @@ from candle_p1.instrument.power.gpus import AmdSource, JobGpus, NvmlSource, visi
 from candle_p1.instrument.power.sampler import PowerSource, Sampler, SensorError
 from candle_p1.records.power_trace import MIN_SAMPLES, Trace
 
-if TYPE_CHECKING:
-    from candle_p1.bench.training import Training
-
 REPEATS, NUM_REPEATED = 5, 8
 """How often a rate is measured, and what is repeated without the host between."""
 SIZES = {"gpu": (8192, 1 << 30), "cpu": (1024, 1 << 26)}
 """The edge of matrices, and the bytes of an array that is copied."""
 DRIVER_FILES = ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version")
-MIN_BLOCKS, MAX_EPOCHS = 3, 1_000_000
-WARM_UP_S = 1.0
+MIN_BLOCKS, WARM_UP_S = 3, 1.0
 """NVML's power is the mean of the last second, which has to be one of training."""
 MAX_ARRAY_BYTES = 2 << 30
 """How large the arrays may be with which plain Keras trains; P1B3's would not fit into memory."""
 HZ = 20.0
 """NVML updates its values every 20 to 100 ms."""
-READINGS = ("energy", "power")
-"""Of an energy counter, and power, which is integrated."""
-OURS, OURS_PLAIN, PLAIN = "candle_p1", "candle_p1, plain kernels", "plain Keras"
-"""The variants: as runs train, also with ``--kernels plain``, and by Keras's fit."""
+SENSORS = {"energy": "counter", "power": "integrated power"}
+"""What is read of a GPU."""
+OURS, OURS_PLAIN, PLAIN = VARIANTS = ("candle_p1", "candle_p1, plain kernels", "plain Keras")
+"""As runs train, also with ``--kernels plain``, and by Keras's fit."""
 PRECISIONS = {
     "tf32": ("f32", "tensorfloat32"),
     "bfloat16": ("bf16", "default"),
@@ -156,8 +160,6 @@ class GpuTask(DeviceTask):
 
         Each result is a JSON file with the variant and, in ``ranks``, what `train` returned.
         """
-        from candle_p1.bench.training import prepare_training
-
         training = prepare_training(self, comm)
         if training.device.is_gpu != (self.device == "gpu"):
             raise SetupError(f"this rank computes on {training.device.name}").on_all_ranks()
@@ -181,8 +183,6 @@ class GpuTask(DeviceTask):
         first step, which is compiled in it; ``step_energies_j`` is the energy of a step, by the
         devices' counters ("energy") and by integrated power, and ``no_energy`` why one is absent.
         """
-        from candle_p1.bench.roofline import matrix_product_flops, optimizer_bytes
-
         plan, model = training.plan, training.model
         found = {
             "steps_per_epoch": plan.steps_per_epoch,
@@ -229,7 +229,7 @@ Train = Callable[[int, Callable[[], bool]], None]
 
 def _as_in_runs(training: Training, num_steps: int) -> tuple[Train, int]:
     """Returns what trains as a run does, and the steps of a block."""
-    steps, per_epoch = training.steps(training.model), training.plan.steps_per_epoch
+    steps, per_epoch = training.steps(), training.plan.steps_per_epoch
     done = 0
 
     def train(num_steps: int, is_over: Callable[[], bool]) -> None:
@@ -254,8 +254,6 @@ def _by_keras(training: Training, num_steps: int) -> tuple[Train, int]:
     There are fewer of these if the arrays would be too large.
     """
     import keras
-
-    from candle_p1.data.samples import join_batches
 
     model, batches = training.model, training.batches()
     batch_bytes = sum(array.nbytes for array in keras.tree.flatten(batches[0]))
@@ -288,7 +286,7 @@ def open_sampler(comm: Communicator) -> tuple[Sampler | None, dict[str, str]]:
     """
     job = JobGpus(comm.local.allgather(visible_here()))
     if comm.rank:
-        return None, dict.fromkeys(READINGS, "rank 0 measures it")
+        return None, dict.fromkeys(SENSORS, "rank 0 measures it")
     sources: list[PowerSource] = []
     reasons: dict[str, None] = {}
     for make in (
@@ -300,11 +298,9 @@ def open_sampler(comm: Communicator) -> tuple[Sampler | None, dict[str, str]]:
             sources.append(make())
         except SensorError as error:
             reasons[str(error)] = None
-    return (
-        (Sampler(sources, HZ), {})
-        if sources
-        else (None, dict.fromkeys(READINGS, "; ".join(reasons)))
-    )
+    if sources:
+        return Sampler(sources, HZ), {}
+    return None, dict.fromkeys(SENSORS, "; ".join(reasons))
 
 
 def energies(
@@ -328,7 +324,7 @@ def energies(
             reasons[reading] = energy.reason or few
         else:
             found[reading] = found.get(reading, 0.0) + energy.energy_j
-    for reading in READINGS:
+    for reading in SENSORS:
         if reading not in found:
             reasons.setdefault(reading, "no sensor of this machine has it")
     return {reading: j for reading, j in found.items() if reading not in reasons}, reasons

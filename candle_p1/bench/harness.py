@@ -34,10 +34,12 @@ TIME, MEMORY = "time", "memory"
 """Purposes of jobs: those whose times are compared, and those whose memory is sampled."""
 
 Result = dict[str, Any]
+Report = Mapping[str, Any]
+Parts = Iterator[str | Table]
 Columns = Mapping[str, str | tuple[str, float] | Callable[[Any], Any]]
 OnStart = Callable[[int, int, str], None]
 """Called before each job with the number of jobs done, that of all jobs, and the job's name."""
-OnResult = Callable[[str, Mapping[str, Any]], None]
+OnResult = Callable[[str, Report], None]
 """Called where results come one by one: with a line about one, and the report so far."""
 Progress = Callable[[str, int, int], None]
 """Called while files are made; see candle_p1.training.setup.locate_files."""
@@ -53,9 +55,15 @@ def option(default: Any, text: str, flag: str | None = None, **more: Any) -> Any
     return field(default=default, metadata={"help": text, "flag": flag, **more})
 
 
-def count_option(default: int, text: str, flag: str) -> Any:
+def count_option(default: int | None, text: str, flag: str) -> Any:
     """Returns an option that takes a positive integer, as large as one can wait for."""
     return option(default, text, flag, within=(1, 100_000))
+
+
+def rounds_option(default: int, text: str, flag: str = "--rounds", of: str = "") -> Any:
+    """Returns the option for the number of rounds, whose help says how many an interval needs."""
+    needs = f"a 95 % interval of the median needs at least {MIN_VALUES}{of}."
+    return count_option(default, f"{text}; {needs}", flag)
 
 
 def choose_names(text: str, known: Iterable[str], flag: str) -> list[str]:
@@ -70,12 +78,6 @@ def choose_names(text: str, known: Iterable[str], flag: str) -> list[str]:
             near = did_you_mean(name, known)
             raise ParameterError(f"{flag}: {name!r} is none of {', '.join(known)}{near}")
     return names
-
-
-def rounds_option(default: int, text: str, flag: str = "--rounds", of: str = "") -> Any:
-    """Returns the option for the number of rounds, whose help says how many an interval needs."""
-    needs = f"a 95 % interval of the median needs at least {MIN_VALUES}{of}."
-    return count_option(default, f"{text}; {needs}", flag)
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class Measured(list[tuple[Job, list[Outcome]]]):
         known = [(j.variant, o[0]["checked"]) for j, o in self if "checked" in o[0]]
         first, expected = known[0] if known else ("", {})
         for rank, outcome in enumerate(outcomes):
-            found: Any = outcome.get("checked", expected)
+            found = outcome.get("checked", expected)
             for what, value in expected.items():
                 if found.get(what) != value:
                     raise DataError(
@@ -189,12 +191,12 @@ class Comparison:
         """Returns the result of a variant, whose jobs take as long as their slowest ranks."""
         return {"variant": variant, **times(measured.of(variant))}
 
-    def render(self, report: Mapping[str, Any]) -> Iterator[str | Table]:
+    def render(self, report: Report) -> Parts:
         """Yields the lines and tables that show a report."""
         yield table(report["results"], {**self.columns, "{spread} (s)": interval})
         yield from remarks(report)
 
-    def markdown(self, report: Mapping[str, Any]) -> str:
+    def markdown(self, report: Report) -> str:
         """Returns a page with what `render` shows, the command, the date and the machine."""
         made = report["machine"]
         versions = {"Python": made["python"], **made["packages"]}
@@ -210,7 +212,7 @@ class Comparison:
         ]
         return "\n\n".join(parts) + "\n"
 
-    def draw(self, report: Mapping[str, Any]) -> Iterator[str]:
+    def draw(self, report: Report) -> Iterator[str]:
         """Writes the pictures that the options ask for; yields a line for each."""
         yield from ()
 
@@ -239,16 +241,16 @@ class BenchmarkComparison(Comparison):
         name = find_benchmark(self.benchmark).name
         return {"benchmark": name, "synthetic": self.files.synthetic}
 
+    def paths(self) -> list[Path]:
+        """Returns the benchmark's files; of a directory, those in it."""
+        return [file for path in self.files.paths.values() for file in files_at(path)]
+
     def file_bytes(self) -> dict[str, int]:
         """Returns the size of each of the benchmark's files, by role."""
         return {
             role: sum(file.stat().st_size for file in files_at(path))
             for role, path in self.files.paths.items()
         }
-
-    def paths(self) -> list[Path]:
-        """Returns the benchmark's files; of a directory, those in it."""
-        return [file for path in self.files.paths.values() for file in files_at(path)]
 
 
 def envelope(started: str) -> dict[str, Any]:
@@ -268,25 +270,25 @@ def times(jobs: Sequence[Sequence[Outcome]]) -> Result:
 
 def spread_of(values: Sequence[float], name: str) -> dict[str, Any]:
     """Returns the ``ci95_NAME`` of a median, None for too few values, and ``range_NAME``."""
-    interval = median_interval(values)
+    ends = median_interval(values)
     return {
-        f"ci95_{name}": list(interval) if interval else None,
+        f"ci95_{name}": list(ends) if ends else None,
         f"range_{name}": [min(values), max(values)],
     }
 
 
-def interval(result: Mapping[str, Any], name: str = "s", unit: float = 1.0) -> str:
+def interval(result: Report, name: str = "s", unit: float = 1.0) -> str:
     """Returns the 95 % interval of a result, or the range of too few values, as text."""
-    low, high = result[f"ci95_{name}"] or result[f"range_{name}"]
-    return f"{format_significant(low / unit)} to {format_significant(high / unit)}"
+    ends = result[f"ci95_{name}"] or result[f"range_{name}"]
+    return " to ".join(number(end / unit) for end in ends)
 
 
-def spread(result: Mapping[str, Any]) -> str:
+def spread(result: Report) -> str:
     """Returns what `interval` shows."""
     return "95 % interval" if result.get("ci95_s") else "range"
 
 
-def remarks(report: Mapping[str, Any], noun: str = "repeat") -> Iterator[str]:
+def remarks(report: Report, noun: str = "repeat") -> Iterator[str]:
     """Yields why there is a range instead of an interval, and whether data are synthetic."""
     first = report["results"][0]
     if first["ci95_s"] is None:
@@ -298,28 +300,42 @@ def remarks(report: Mapping[str, Any], noun: str = "repeat") -> Iterator[str]:
         yield "the data are synthetic"
 
 
-def format_significant(value: float) -> str:
+def number(value: float) -> str:
     """Returns a number with three digits, or with all digits before its decimal point."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"
 
 
 def ms(seconds: float) -> str:
     """Returns a time in ms."""
-    return format_significant(seconds / 1e-3)
+    return number(seconds / 1e-3)
 
 
-def table(rows: Sequence[Mapping[str, Any]], columns: Columns, title: str = "") -> Table:
+def megabytes(num_bytes: int | None) -> str | None:
+    """Returns a size in MB; None if it was not measured."""
+    return None if num_bytes is None else number(num_bytes / MB)
+
+
+def table(rows: Sequence[Report], columns: Columns, title: str = "") -> Table:
     """Returns a table of one or more results.
 
     A column has under its heading, in which "{spread}" stands for what `interval` shows, a key of
     the results, a key with a unit to divide by, or a function of a result. Numbers have three
     digits, integers all, and None is "not measured".
     """
-    kind = spread(rows[0])
-    found = empty_table(title, *(heading.replace("{spread}", kind) for heading in columns))
+    headings = (heading.replace("{spread}", spread(rows[0])) for heading in columns)
+    found = empty_table(title, *headings)
     for row in rows:
         found.add_row(*(_cell(row, of) for of in columns.values()))
     return found
+
+
+def _cell(row: Report, of: str | tuple[str, float] | Callable[[Any], Any]) -> str:
+    key, unit = of if isinstance(of, tuple) else (of, None)
+    value = key(row) if callable(key) else row[key]
+    if value is None:
+        return "not measured"
+    value = value / unit if unit else value
+    return number(value) if isinstance(value, float) else str(value)
 
 
 def _markdown(shown: Table) -> str:
@@ -328,17 +344,3 @@ def _markdown(shown: Table) -> str:
     escaped = ([cell.replace("|", r"\|") for cell in cells] for cells in (headings, rule, *rows))
     lines = (f"| {' | '.join(cells)} |".replace("\n", " ") for cells in escaped)
     return "\n".join((*([f"{shown.title}\n"] if shown.title else []), *lines))
-
-
-def _cell(row: Mapping[str, Any], of: str | tuple[str, float] | Callable[[Any], Any]) -> str:
-    key, unit = of if isinstance(of, tuple) else (of, None)
-    value = key(row) if callable(key) else row[key]
-    if value is None:
-        return "not measured"
-    value = value / unit if unit else value
-    return format_significant(value) if isinstance(value, float) else str(value)
-
-
-def megabytes(num_bytes: int | None) -> str | None:
-    """Returns a size in MB; None if it was not measured."""
-    return None if num_bytes is None else format_significant(num_bytes / MB)

@@ -9,35 +9,34 @@ repeat. What is converted goes to a new directory beside the caches, which is re
 from __future__ import annotations
 
 import math
-import statistics
+import os
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median, median_low
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import psutil
-from rich.table import Table
 
 from candle_p1.bench import formats, harness
-from candle_p1.bench.formats import CONVERTED, ConvertedReader, Converter
-from candle_p1.bench.harness import (
-    MB,
-    MEMORY,
-    Job,
-    Measured,
-    Result,
-    choose_names,
-    megabytes,
-    option,
-)
+from candle_p1.bench.formats import FORMATS, ConvertedReader
+from candle_p1.bench.harness import MB, MEMORY, Job, Measured, Result, megabytes, option
 from candle_p1.bench.node_state import STATES, MemorySampler, peak_of_sum_bytes, prepare_files
-from candle_p1.bench.task import BenchmarkTask, Outcome, bind_cores, load_sample
+from candle_p1.bench.task import BenchmarkTask, Outcome
 from candle_p1.benchmark import find_benchmark
 from candle_p1.data.loaders import READERS, installed_readers
 from candle_p1.data.reader import FileSet, Reader, loading
-from candle_p1.distributed.comm import Communicator, SerialCommunicator, agree, attempt
+from candle_p1.distributed.comm import (
+    Communicator,
+    SerialCommunicator,
+    agree,
+    attempt,
+    on_first_rank,
+)
+from candle_p1.distributed.devices import NodeCores
 from candle_p1.errors import ParameterError, SetupError
 from candle_p1.figures import compared_times
 from candle_p1.parameters.parameter_set import ParameterSet
@@ -47,9 +46,10 @@ from candle_p1.text import count
 BASELINES = ("original", "chunked")  # the paper's methods
 OURS = "parallel"  # what a conversion has to be faster than, too
 CACHED = "cached"  # the method whose first load creates what later ones read
-METHODS = (*READERS, *CONVERTED)
-WITH_FILES = (CACHED, *CONVERTED)
+METHODS = (*READERS, *FORMATS)
+WITH_FILES = (CACHED, *FORMATS)
 PREPARATION = "preparation"  # the purpose of jobs that convert files
+SAMPLE_CSV = "1,0.5,-2\n0,1e-3,12.25\n"
 RANKED_S = 0.1  # where all methods take less, the ratios of their times are noise
 
 
@@ -71,29 +71,23 @@ class LoadTask(BenchmarkTask):
 
     @property
     def settings(self) -> dict[str, Any]:
-        if self.method == CACHED:
-            return {
-                "loader": CACHED,
-                "load_threads": self.threads,
-                "cache_dir": str(self.directory),
-                "stage_dir": None,
-            }
-        loader = OURS if self.method in CONVERTED else self.method
-        return {"loader": loader, "load_threads": self.threads}
+        loader = OURS if self.method in FORMATS else self.method
+        own = {"loader": loader, "load_threads": self.threads}
+        caches = {"cache_dir": str(self.directory), "stage_dir": None}
+        return own | caches if self.method == CACHED else own
 
     def open_reader(
         self, params: ParameterSet, files: FileSet, comm: Communicator, threads: int
     ) -> Reader:
         how = loading(params, comm, threads)
-        if self.method not in CONVERTED:
+        if self.method not in FORMATS:
             return Reader(files, how)
-        kind = Converter if self.converts else ConvertedReader
-        return kind(files, how, self.method, self.directory)
+        return ConvertedReader(files, how, self.method, self.directory, self.converts)
 
     def measure(self, comm: Communicator) -> Outcome:
         benchmark, params, files = self.locate(comm)
         threads = bind_cores(comm, self.threads)
-        load_sample(params, comm, threads)
+        _load_sample(params, comm, threads)
         reader = self.open_reader(params, files, comm, threads)
         sampler = MemorySampler() if self.samples_memory else None
         before = _bytes_read()
@@ -121,6 +115,32 @@ class LoadTask(BenchmarkTask):
         }
 
 
+def bind_cores(comm: Communicator, threads: int) -> int:
+    """Binds this rank to a core for each of its threads, if there are enough; collective.
+
+    Unlike in a run, a rank that is alone has no more cores than threads, so that its time can be
+    compared with that of several. Returns the threads: its share of the cores for 0.
+    """
+    cores = NodeCores.of(comm)
+    num = threads or cores.threads(comm.local_rank)[0]
+    mine = cores.own(comm.local_rank, num, os.environ)
+    if comm.local_size == 1:
+        mine = sorted(cores.of_ranks[0])
+    if mine:
+        os.sched_setaffinity(0, mine[:num])  # also of the threads that this one is going to start
+    return num
+
+
+def _load_sample(params: ParameterSet, comm: Communicator, threads: int) -> None:
+    """Loads a few numbers as `params` say, so that imports are not timed later; collective."""
+    directory = Path(sys.argv[1])
+    path = directory / "sample.csv"
+    on_first_rank(comm, path.write_text, SAMPLE_CSV)
+    here = params.replace({"cache_dir": str(directory), "stage_dir": None})
+    reader = Reader(FileSet.at({"sample": path}), loading(here, comm, threads))
+    agree(comm, reader.read, "sample")
+
+
 def _bytes_read() -> dict[str, int]:
     """Returns the bytes that this process has read by system calls, and from storage.
 
@@ -142,8 +162,8 @@ def choose_methods(text: str | None) -> tuple[list[str], list[str]]:
         SetupError: None is installed.
     """
     installed = installed_readers()
-    names = installed if text is None else choose_names(text, METHODS, "--methods")
-    usable = [*installed, *filter(formats.is_installed, CONVERTED)]
+    names = installed if text is None else harness.choose_names(text, METHODS, "--methods")
+    usable = [*installed, *filter(formats.is_installed, FORMATS)]
     if not set(names) & set(usable):
         raise SetupError(f"none of {', '.join(names)} is installed: install candle-p1[readers]")
     return [n for n in names if n in usable], [n for n in names if n not in usable]
@@ -165,7 +185,7 @@ class Load(harness.BenchmarkComparison):
 
     methods: str | None = option(
         None,
-        f"The loaders (default: all installed); also {', '.join(CONVERTED)}.",
+        f"The loaders (default: all installed); also {', '.join(FORMATS)}.",
         metavar="NAME,NAME,...",
         complete="loaders",
     )
@@ -183,24 +203,14 @@ class Load(harness.BenchmarkComparison):
     directory: Path = field(default=Path(), init=False)
 
     def jobs(self) -> list[Job]:
-        timed = [
-            self.job(
-                method,
-                LoadTask,
-                method=method,
-                threads=self.threads,
-                directory=self.directory / method,
-            )
-            for method in choose_methods(self.methods)[0]
-        ]
-        first = [
-            replace(
-                job.changed(PREPARATION, converts=True),
-                num_ranks=self.num_ranks if job.variant == CACHED else 1,
-            )
-            for job in timed
-            if job.variant in WITH_FILES
-        ]
+        timed, first = [], []
+        for method in choose_methods(self.methods)[0]:
+            task = {"method": method, "threads": self.threads, "directory": self.directory / method}
+            timed.append(self.job(method, LoadTask, **task))
+            if method in WITH_FILES:
+                num_ranks = self.num_ranks if method == CACHED else 1
+                job = timed[-1].changed(PREPARATION, converts=True)
+                first.append(replace(job, num_ranks=num_ranks))
         return [*first, *harness.sampled(timed), *harness.rounds(timed, self.num_repeats)]
 
     def measure(self, on_start: harness.OnStart) -> dict[str, Any] | None:
@@ -266,7 +276,7 @@ class Load(harness.BenchmarkComparison):
             **harness.times(timed),
             "per_rank_s": [[rank["elapsed_s"] for rank in ranks] for ranks in timed],
             "per_file_median_s": {
-                role: statistics.median(max(r["file_s"][role] for r in ranks) for ranks in timed)
+                role: median(max(rank["file_s"][role] for rank in ranks) for ranks in timed)
                 for role in timed[0][0]["file_s"]
             },
             "peak_rank_bytes": max((num for r in memory for _, num in r), default=None),
@@ -282,7 +292,7 @@ class Load(harness.BenchmarkComparison):
             "file_cache": self.file_cache,
         }
 
-    def render(self, report: Mapping[str, Any]) -> Iterator[str | Table]:
+    def render(self, report: harness.Report) -> harness.Parts:
         results, tables = report["results"], report["published"]["tables"]
         first, is_ranked = results[0], any(each["median_s"] >= RANKED_S for each in results)
         yield (
@@ -340,7 +350,7 @@ class Load(harness.BenchmarkComparison):
             for each in tables:
                 yield f"  Table {each['table']}, {each['machine']}: {each['node']}"
 
-    def draw(self, report: Mapping[str, Any]) -> Iterator[str]:
+    def draw(self, report: harness.Report) -> Iterator[str]:
         if not self.picture:
             return
         tables, first = report["published"]["tables"], report["results"][0]
@@ -374,7 +384,7 @@ def loads_to_pay(convert_s: float, before_s: float, after_s: float) -> int | Non
 
 def _median_sum(timed: Sequence[Sequence[Outcome]], name: str) -> int | None:
     jobs: list[list[Any]] = [[rank.get(name) for rank in ranks] for ranks in timed]
-    return None if any(None in ranks for ranks in jobs) else statistics.median_low(map(sum, jobs))
+    return None if any(None in ranks for ranks in jobs) else median_low(map(sum, jobs))
 
 
 def _of(num_bytes: int | None, of_bytes: int) -> str | None:
@@ -387,7 +397,7 @@ def _conditions(result: Result) -> str:
     return f"{ranks} with {threads} each, {result['file_cache']} file cache"
 
 
-def _file_rows(report: Mapping[str, Any], is_ranked: bool) -> Iterator[dict[str, Any]]:
+def _file_rows(report: harness.Report, is_ranked: bool) -> Iterator[dict[str, Any]]:
     medians = {each["method"]: each["per_file_median_s"] for each in report["results"]}
     if is_ranked and all(name in medians for name in BASELINES):
         for role, slow in medians["original"].items():

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from rich.table import Table
-
 from candle_p1.bench import harness
 from candle_p1.bench.harness import MB, Job, Measured, Result, megabytes, option
 from candle_p1.bench.load import LoadTask
@@ -138,7 +136,7 @@ class Read(harness.BenchmarkComparison):
             "per_rank": {role: _per_rank(each) for role, each in readings[-1].items()},
         }
 
-    def render(self, report: Mapping[str, Any]) -> Iterator[str | Table]:
+    def render(self, report: harness.Report) -> harness.Parts:
         results, blocks = report["results"], report["num_blocks"]
         first = results[0]
         size = f"of 1/{blocks} of the largest file" if blocks else "as in a run"
@@ -148,20 +146,19 @@ class Read(harness.BenchmarkComparison):
             f" blocks {size}{delay}, file cache {report['file_cache']},"
             f" {count(report['threads'], 'thread')} per rank, {count(first['repeats'], 'repeat')}"
         )
-        rows = [{"ranks": result["num_ranks"], **result} for result in results]
         columns: harness.Columns = {
-            "ranks": "ranks",
+            "ranks": "num_ranks",
             "median\n(s)": "median_s",
             "{spread}\n(s)": harness.interval,
             f"time over that of\n{count(first['num_ranks'], 'rank')}": "ratio",
             "reading at\na time": "mean_ranks",
         }
-        yield harness.table(rows, columns)
+        yield harness.table(results, columns)
         most = max(results, key=lambda result: result["num_ranks"])
         role = max(most["reading"], key=lambda role: report["files"][role], default=None)
         if role is not None and most["num_ranks"] > 1:
             yield f"when the ranks read {role}, in s, in the last job with the most"
-            yield _ranks(most["per_rank"][role])
+            yield from _ranks(most["per_rank"][role])
         yield from harness.remarks(report)
 
 
@@ -187,23 +184,18 @@ def _per_rank(facts: FileReading) -> dict[str, list[float | None]]:
     }
 
 
-def _ranks(values: Mapping[str, Sequence[Any]]) -> Table:
+def _ranks(values: Mapping[str, Sequence[Any]]) -> harness.Parts:
     rows = [
         {"rank": rank, **dict(zip(values, of_rank, strict=True))}
         for rank, of_rank in enumerate(zip(*values.values(), strict=True))
     ]
-    columns: harness.Columns = {
-        "rank": "rank",
-        "first read": lambda row: _seconds(row["begin_s"]),
-        "last read ended": lambda row: _seconds(row["end_s"]),
-        "reading": lambda row: _seconds(row["busy_s"]),
-        "MB": ("num_bytes", MB),
+    times = {"first read": "begin_s", "last read ended": "end_s", "reading": "busy_s"}
+    seconds: harness.Columns = {
+        heading: lambda row, key=key: "none" if row[key] is None else f"{row[key]:.3f}"
+        for heading, key in times.items()
     }
+    columns: harness.Columns = {"rank": "rank", **seconds, "MB": ("num_bytes", MB)}
     found = harness.table(rows[:MAX_SHOWN_RANKS], columns)
     if len(rows) > MAX_SHOWN_RANKS:
         found.add_row("…")
-    return found
-
-
-def _seconds(value: float | None) -> str:
-    return "none" if value is None else f"{value:.3f}"
+    yield found

@@ -10,13 +10,11 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
-
-from rich.table import Table
 
 from candle_p1.bench import harness, startup_baseline
 from candle_p1.bench.harness import Job, Measured, Result
@@ -202,7 +200,7 @@ class Startup(harness.BenchmarkComparison):
         ]
         return super().result(variant, measured) | more
 
-    def render(self, report: Mapping[str, Any]) -> Iterator[str | Table]:
+    def render(self, report: harness.Report) -> harness.Parts:
         run, baseline = report["results"]
         yield (
             f"{report['benchmark']}: from the command to the end of the first step, on"
@@ -226,7 +224,7 @@ class Startup(harness.BenchmarkComparison):
         }
         yield harness.table(rows, columns)
         yield (
-            f"the start takes {harness.format_significant(report['median_ratio'])} times as long as"
+            f"the start takes {harness.number(report['median_ratio'])} times as long as"
             f" the baseline ({harness.spread(run)} {harness.interval(report, 'ratio')}), which"
             f" imports {report['framework']} and reads the files' bytes; parts are means over ranks"
         )

@@ -8,16 +8,15 @@ there is some, it is compared by further jobs without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
-from rich.table import Table
 
-from candle_p1.bench import harness, roofline
-from candle_p1.bench.harness import GIGA, MB, TIME, Job, Measured, Result, ms, option
+from candle_p1.bench import harness
+from candle_p1.bench.harness import GIGA, MB, TIME, Job, Measured, Result, ms, number, option
 from candle_p1.bench.node_state import peak_of_sum_bytes
 from candle_p1.bench.step_task import StepTask
 from candle_p1.bench.task import OtherEnvironment, Outcome
@@ -81,12 +80,10 @@ class Step(harness.BenchmarkComparison):
         return OtherEnvironment.of(self.compare_env) if self.compare_env else None
 
     @property
-    def other_name(self) -> str | None:
+    def other_name(self) -> str:
         """What the other environment's variants are called after: its backend."""
-        if self.other is None:
-            return None
-        is_same = self.other.backend == choose_backend()
-        return f"other {self.other.backend}" if is_same else self.other.backend
+        backend = self.other.backend if self.other else ""
+        return f"other {backend}" if backend == choose_backend() else backend
 
     def prepare(self, progress: harness.Progress | None = None) -> list[str]:
         params = self._params()
@@ -120,17 +117,13 @@ class Step(harness.BenchmarkComparison):
             variants |= {PLAIN: PLAIN_STEP, **others}
         if self.keras2 is not None:
             variants[KERAS2] = {**PLAIN_STEP, "keras2": self.keras2}
-        here = [
-            self.job(name, StepTask, num_steps=self.num_steps, **more)
-            for name, more in variants.items()
-        ]
-        here = [replace(job, num_ranks=1) if job.variant == ONE_PROCESS else job for job in here]
-        there = [
-            replace(job, variant=f"{job.variant}, {self.other_name}", other=self.other)
-            for job in here
-            if self.other and job.variant != KERAS2
-        ]
-        return [*here, *there]
+        jobs = [self.job(n, StepTask, num_steps=self.num_steps, **v) for n, v in variants.items()]
+        jobs = [replace(job, num_ranks=1) if job.variant == ONE_PROCESS else job for job in jobs]
+        for job in [*jobs] if self.other else ():
+            if job.variant != KERAS2:
+                name = f"{job.variant}, {self.other_name}"
+                jobs.append(replace(job, variant=name, other=self.other))
+        return jobs
 
     def _params(self) -> ParameterSet:
         task = StepTask(benchmark=self.benchmark, flags=self.flags)
@@ -150,9 +143,9 @@ class Step(harness.BenchmarkComparison):
             )
             for job in harness.rounds(variants, self.num_rounds)
         ]
-        names = (OURS, KERAS2) if self._random_parameters() else ()
-        compared = [job for job in variants if job.variant in names]
-        return jobs + [job.changed(DETERMINISTIC, is_random=False, num_steps=1) for job in compared]
+        compared = (OURS, KERAS2) if self._random_parameters() else ()
+        alike = {"is_random": False, "num_steps": 1}
+        return jobs + [j.changed(DETERMINISTIC, **alike) for j in variants if j.variant in compared]
 
     def _differences(self, variants: Sequence[Job], measured: Measured) -> dict[str, Any]:
         found = {}
@@ -163,26 +156,32 @@ class Step(harness.BenchmarkComparison):
                 purpose = TIME if is_random else DETERMINISTIC
                 pair = (measured.of(each, purpose)[0][0] for each in (first, name))
                 found[name] = difference(*pair)
+                for what, limit in TOLERANCES.items():
+                    if not found[name][what] <= limit:  # also NaN
+                        raise CandleError(
+                            f"{name} trains a different model: after the first steps the {what}"
+                            f" differs by {found[name][what]:.2g}, which is more than rounding"
+                            f" explains ({limit:g})"
+                        )
         return found
 
     def report(self, measured: Measured) -> dict[str, Any]:
         variants = self.variants()
         differences = self._differences(variants, measured)
-        _check(differences)
         results = [self._result(job, measured.of(job.variant)) for job in variants]
         for result in results:
             result["speedup"] = {
                 other["variant"]: result["samples_per_s"] / other["samples_per_s"]
                 for other in results[1:]
             }
-        of_place = {
-            is_other: _communication([each for each in results if bool(each["python"]) == is_other])
+        here, there = (
+            _communication([each for each in results if bool(each["python"]) == is_other])
             for is_other in (False, True)
-        }
+        )
         other = self.other and {
             "python": self.other.python,
             "name": self.other_name,
-            "communication": of_place[True],
+            "communication": there,
         }
         return {
             "num_steps": self.num_steps,
@@ -191,7 +190,7 @@ class Step(harness.BenchmarkComparison):
             "differences": differences,
             "keras2_compared_without": self._random_parameters(),
             "roofline": measured.of(OURS)[0][0]["roofline"],
-            "communication": of_place[False],
+            "communication": here,
             "other": other,
         }
 
@@ -214,7 +213,7 @@ class Step(harness.BenchmarkComparison):
             "state_bytes": sum(rank["state_bytes"] for rank in ranks),
         }
 
-    def render(self, report: Mapping[str, Any]) -> Iterator[str | Table]:
+    def render(self, report: harness.Report) -> harness.Parts:
         results, other = report["results"], report["other"]
         ours = results[0]
         yield (
@@ -251,7 +250,7 @@ class Step(harness.BenchmarkComparison):
             )
             if self.by_weight:
                 yield harness.table(found["weights"], WEIGHT_COLUMNS)
-        yield from roofline.render(report["roofline"], ours["median_s"])
+        yield from _bound(report["roofline"], ours["median_s"])
         others = [(f", {other['name']}", other["communication"])] if other else []
         for of, found in [("", report["communication"]), *others]:
             if found:
@@ -270,6 +269,29 @@ class Step(harness.BenchmarkComparison):
 
 
 VERB = Step
+
+
+def _bound(bound: Mapping[str, float] | None, median_s: float) -> harness.Parts:
+    if bound is None:
+        yield "roofline bound: unknown, because the model does not say which products it computes"
+        return
+    rows = [{**bound, "form": "direct"}]
+    if bound["used_flops"] < bound["flops"]:
+        used = {"total_s": bound["used_total_s"], "flops": bound["used_flops"]}
+        rows.append({"form": "as computed", **used})
+    columns: harness.Columns = {
+        "roofline bound\nof a rank": "form",
+        "total\n(ms)": ("total_s", 1e-3),
+        "a step takes\n(times as long)": lambda row: median_s / row["total_s"],
+        "products\n(GFLOP)": ("flops", GIGA),
+        "products\n(ms)": lambda row: ms(row["gemm_s"]) if "gemm_s" in row else "",
+    }
+    yield harness.table(rows, columns)
+    yield (
+        f"at {number(bound['matmul_flops_per_s'] / GIGA)} GFLOP/s, and"
+        f" {number(bound['copy_bytes_per_s'] / GIGA)} GB/s, at which the optimizer's"
+        f" {number(bound['optimizer_bytes'] / GIGA)} GB take {ms(bound['optimizer_s'])} ms"
+    )
 
 
 def _number(name: str) -> Callable[[Result], str]:
@@ -328,13 +350,3 @@ def _relative(one: Any, other: Any, least: float = 0.0) -> tuple[float, float]:
     # Where the other one is nothing but zeros, the difference is whole.
     norm = max(float(np.linalg.norm(other)), least) or float(np.linalg.norm(apart)) or 1.0
     return float(np.linalg.norm(apart)) / norm, float(np.abs(apart).max()) / norm
-
-
-def _check(differences: Mapping[str, Mapping[str, Any]]) -> None:
-    for name, found in differences.items():
-        for what, limit in TOLERANCES.items():
-            if not found[what] <= limit:  # also NaN
-                raise CandleError(
-                    f"{name} trains a different model: after the first steps the {what} differs by"
-                    f" {found[what]:.2g}, which is more than rounding explains ({limit:g})"
-                )

@@ -15,7 +15,8 @@ import sys
 import tempfile
 import timeit
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,14 +25,12 @@ import candle_p1
 from candle_p1.benchmark import Benchmark, find_benchmark
 from candle_p1.cluster.launchers import on_this_machine
 from candle_p1.cluster.process import run_to_end
-from candle_p1.data.reader import FileSet, Reader, loading
+from candle_p1.data.reader import FileSet
 from candle_p1.distributed.backend import AUTO, VARIABLE, choose_backend
 from candle_p1.distributed.comm import Communicator, agree, connect, on_first_rank
-from candle_p1.distributed.devices import NodeCores
 from candle_p1.distributed.launch_environment import module_command, without_terminal
 from candle_p1.errors import EXIT_CODE, CandleError, ParameterError, SetupError
 from candle_p1.parameters.parameter_set import ParameterSet
-from candle_p1.records import environment
 from candle_p1.text import ERROR_MARK, print_error
 from candle_p1.training.setup import locate_files
 
@@ -46,7 +45,6 @@ import candle_p1
 from candle_p1.distributed.backend import choose_backend
 print(json.dumps({"version": candle_p1.__version__, "backend": choose_backend()}))
 """
-SAMPLE_CSV = "1,0.5,-2\n0,1e-3,12.25\n"
 
 Outcome = dict[str, Any]
 """What a rank has measured. Values of ``checked`` must be the same on all ranks of all jobs."""
@@ -207,65 +205,43 @@ def execute(
     raise RuntimeError(f"the job that measured {name} ended with code {code}:\n{text}")
 
 
+@contextmanager
+def errors_end(comm: Communicator) -> Iterator[None]:
+    """Ends this process and all other ranks where the body raises an error, which is printed."""
+    try:
+        yield
+    except CandleError as error:
+        if comm.rank == 0 or not error.agreed:
+            print_error(error)
+        if not error.agreed:
+            comm.abort(EXIT_CODE)
+        comm.end(EXIT_CODE)
+    except Exception:
+        traceback.print_exc()
+        comm.abort(1)
+
+
 def serve() -> None:
     """Does the task of the directory that is the argument; rank 0 writes all outcomes into it."""
-    directory, comm = Path(sys.argv[1]), None
+    directory = Path(sys.argv[1])
     try:
         comm = connect()
+    except CandleError as error:
+        print_error(error)
+        sys.exit(EXIT_CODE)
+    with errors_end(comm):
         task: BenchTask = pickle.loads((directory / TASK_FILE).read_bytes())
         agree(comm, task.choose_backend)
         outcomes = comm.gather(task.measure(comm))
         if outcomes is not None:
             (directory / OUTCOMES_FILE).write_bytes(pickle.dumps(outcomes))
-    except CandleError as error:  # all ranks raise the same
-        print_error(error)
-        sys.exit(EXIT_CODE)
-    except Exception:
-        if comm is None:
-            raise
-        traceback.print_exc()
-        comm.abort(1)
 
 
-def bind_cores(comm: Communicator, threads: int) -> int:
-    """Binds this rank to a core for each of its threads, if there are enough; collective.
-
-    Unlike in a run, a rank that is alone has no more cores than threads, so that its time can be
-    compared with that of several. Returns the threads: its share of the cores for 0.
-    """
-    cores = NodeCores.of(comm)
-    num = threads or cores.threads(comm.local_rank)[0]
-    mine = cores.own(comm.local_rank, num, os.environ)
-    if comm.local_size == 1:
-        mine = sorted(cores.of_ranks[0])
-    if mine:
-        os.sched_setaffinity(0, mine[:num])  # also of the threads that this one is going to start
-    return num
-
-
-def load_sample(params: ParameterSet, comm: Communicator, threads: int) -> None:
-    """Loads a few numbers as `params` say, so that imports are not timed later; collective."""
-    directory = Path(sys.argv[1])
-    path = directory / "sample.csv"
-    on_first_rank(comm, path.write_text, SAMPLE_CSV)
-    here = params.replace({"cache_dir": str(directory), "stage_dir": None})
-    reader = Reader(FileSet.at({"sample": path}), loading(here, comm, threads))
-    agree(comm, reader.read, "sample")
-
-
-def backend_version() -> str:
-    """Returns the name and version of Keras's backend, such as "jax 0.10.2"."""
-    import keras
-
-    name = str(keras.backend.backend())
-    installed = environment.package_versions()
-    return next((f"{name} {v}" for k, v in installed.items() if k.startswith(name)), name)
-
-
-Reduce = Callable[[Sequence[float]], float]  # makes one time of several
-
-
-def seconds_of(work: Callable[[], Any], num_calls: int, of: Reduce = statistics.median) -> float:
+def seconds_of(
+    work: Callable[[], Any],
+    num_calls: int,
+    of: Callable[[Sequence[float]], float] = statistics.median,
+) -> float:
     """Returns what a function makes of the times of several calls, in s, after one not timed."""
     work()
     return of(timeit.repeat(work, number=1, repeat=num_calls))

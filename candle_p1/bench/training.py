@@ -1,16 +1,24 @@
-"""Prepares a benchmark for training within a measuring job, as a run does."""
+"""A benchmark that trains in a measuring job as in a run, and what a step of it costs at least.
+
+The roofline bound is that of a step's matrix products and the optimizer's memory traffic, both
+derived from the model, at the rates of this machine, which the same job measures with the same
+threads. Where the fast kernels compute a convolution by fewer multiplications, there is a second
+bound.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from candle_p1.bench.task import BenchmarkTask
+import numpy as np
+
+from candle_p1.bench.task import BenchmarkTask, seconds_of
 from candle_p1.benchmark import Benchmark
-from candle_p1.data.batches import TrainBatches
 from candle_p1.data.reader import Reader, loading
 from candle_p1.data.samples import DataSet, Samples
 from candle_p1.distributed.comm import Communicator, agree
@@ -19,16 +27,12 @@ from candle_p1.distributed.engine import Engine, make_engine
 from candle_p1.distributed.replicas import broadcast_state
 from candle_p1.errors import ParameterError
 from candle_p1.models import fast
-from candle_p1.models.fast import device_data
-from candle_p1.models.fast.tables import taken_by
 from candle_p1.parameters.parameter_set import ParameterSet
-from candle_p1.scaling import ScalingPlan
+from candle_p1.scaling import ScalingPlan, share_bounds
 from candle_p1.training.setup import build_model, make_plan, set_up_device
-from candle_p1.training.state import attach_state, build_metrics
-from candle_p1.training.steps import Steps, make_steps, python_logs
 
-MAX_EPOCHS = 1_000_000
-"""So many batches are streamed at most."""
+MAX_EPOCHS = 1_000_000  # more than any job trains
+MATRIX_SIZE, COPY_BYTES, REPEATS = 4096, 1 << 28, 5  # by which rates are measured
 
 
 @dataclass
@@ -43,7 +47,7 @@ class Training:
     plan: ScalingPlan
     engine: Engine
     model: Any
-    matrix_bytes: int
+    matrix_bytes: int  # those that the ranks of a node share
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -53,31 +57,37 @@ class Training:
             "batch_size": self.plan.batch_size,
             "threads": self.device.threads,
             "device": self.device.name,
-            "matrix_bytes": self.matrix_bytes,  # those that the ranks of a node share
+            "matrix_bytes": self.matrix_bytes,
         }
 
     def rebuild(self, kernels: str) -> None:
         """Builds the model anew, with these kernels; the one before is forgotten. Collective."""
         self.model = None
         fast.choose(kernels, on_cpu=not self.device.is_gpu)
-        build = partial(build_model, self.benchmark, self.params, self.data, self.plan)
-        self.model = agree(self.engine.comm, build, self.device, self.engine)
+        what = (self.benchmark, self.params, self.data, self.plan, self.device, self.engine)
+        self.model = agree(self.engine.comm, build_model, *what)
         broadcast_state(self.model, self.engine.reducer)
 
-    def batches(self, samples: Samples | None = None) -> TrainBatches:
+    def batches(self, samples: Samples | None = None) -> Any:
         """Returns the batches that this rank trains on; of the training samples by default."""
-        samples = samples or taken_by(self.model, self.data.train)
-        seed = self.params["rng_seed"]
+        from candle_p1.data.batches import TrainBatches
+        from candle_p1.models.fast.tables import taken_by
+
+        samples, seed = samples or taken_by(self.model, self.data.train), self.params["rng_seed"]
         return TrainBatches(samples, self.plan, seed=seed, rank=self.rank, shuffle=True)
 
-    def steps(self, model: Any) -> Steps:
-        """Returns the steps of a model as runs train them, with JAX from samples on the device."""
-        samples = taken_by(model, self.data.train)
-        batches = self.batches(samples)
-        build_metrics(model, batches[0])
-        limit = device_data.limit_bytes(self.engine.comm.local_size)
-        (data,) = device_data.place([samples], limit).data or (None,)
-        return make_steps(model, batches, data, range(MAX_EPOCHS))
+    def steps(self) -> Any:
+        """Returns the steps of the model as runs train them, with JAX from data on the device."""
+        from candle_p1.models.fast import device_data
+        from candle_p1.models.fast.tables import taken_by
+        from candle_p1.training.state import build_metrics
+        from candle_p1.training.steps import make_steps
+
+        build_metrics(self.model, self.batches()[0])
+        limit_bytes = device_data.limit_bytes(self.engine.comm.local_size)
+        samples = taken_by(self.model, self.data.train)
+        (data,) = device_data.place([samples], limit_bytes).data or (None,)
+        return make_steps(self.model, self.batches(), data, range(MAX_EPOCHS))
 
 
 def prepare_training(
@@ -110,7 +120,7 @@ def prepare_training(
                 f"an epoch has {plan.steps_per_epoch} steps, but {num_steps} are needed: use fewer"
                 " --steps, or --size full"
             )
-        model = build_model(benchmark, params, data, plan, device, engine, None)
+        model = build_model(benchmark, params, data, plan, device, engine)
         size = reader.matrix_bytes
         return Training(benchmark, params, comm.rank, device, data, plan, engine, model, size)
 
@@ -148,14 +158,115 @@ def step_callback(course: Callable[[Any], Course], base: Any) -> Any:
     return Callback()
 
 
-def train_as_runs(training: Training, model: Any, callback: Any, num_steps: int) -> None:
-    """Trains the first steps of an epoch one by one, as a run with such a callback does."""
-    steps = training.steps(model)
-    callback.set_model(model)
-    model.stop_training = False
-    callback.on_train_begin()
-    for step in range(num_steps):
-        callback.on_train_batch_end(step, python_logs(steps.train(0, step, 1)))
-        if model.stop_training:
-            break
-    attach_state(model)
+def bound(model: Any, batch_size: int, num_threads: int) -> dict[str, float] | None:
+    """Returns the shortest possible time of a step, ``total_s``, and what it is derived from.
+
+    ``total_s`` is the bound of the direct form of all products; ``used_total_s`` that of the form
+    in use, of whose transforms nothing is counted. None if the operations are not known.
+    """
+    flops, num_bytes = matrix_product_flops(model, batch_size), optimizer_bytes(model)
+    used = matrix_product_flops(model, batch_size, as_computed=True)
+    used_bytes = optimizer_bytes(model, as_computed=True)
+    if flops is None or used is None:
+        return None
+    flops_per_s, bytes_per_s = matmul_flops_per_s(), copy_bytes_per_s(num_threads)
+    optimizer_s = num_bytes / bytes_per_s
+    return {
+        "flops": flops,
+        "used_flops": used,
+        "matmul_flops_per_s": flops_per_s,
+        "gemm_s": flops / flops_per_s,
+        "optimizer_bytes": num_bytes,
+        "copy_bytes_per_s": bytes_per_s,
+        "optimizer_s": optimizer_s,
+        "total_s": flops / flops_per_s + optimizer_s,
+        "used_total_s": used / flops_per_s + used_bytes / bytes_per_s,
+    }
+
+
+def matrix_product_flops(model: Any, batch_size: int, *, as_computed: bool = False) -> float | None:
+    """Returns the number of floating-point operations in the matrix products of a step.
+
+    A product of (m, k) and (k, n) has 2 m k n, which the forward pass and the gradients of weights
+    and of inputs need each; the inputs of the first layer need no gradient. Counts dense layers and
+    convolutions, in the direct form or as the chosen kernels compute them. None if a layer is used
+    several times, or the shape of its output is not known.
+    """
+    import keras
+
+    from candle_p1.models.fast.layers import Conv1D
+    from candle_p1.models.fast.tables import TableDense
+
+    kinds = (keras.layers.Dense, *(getattr(keras.layers, f"Conv{n}D") for n in (1, 2, 3)))
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, kinds)]
+    flops = 0.0
+    for i, layer in enumerate(layers):
+        try:
+            shape = layer.output.shape
+        except (AttributeError, ValueError):
+            return None
+        first = getattr(layer, "data_format", None) == "channels_first"
+        positions = shape[2:] if first else shape[1:-1]
+        if None in positions:
+            return None
+        weights = math.prod(layer.kernel.shape)
+        if as_computed and isinstance(layer, Conv1D):
+            weights = layer.multiplications()
+        elif isinstance(layer, TableDense) and not as_computed:
+            weights = layer.num_products
+        forward = 2.0 * batch_size * math.prod(positions) * weights
+        flops += forward * (3 if i else 2)
+    return flops
+
+
+def optimizer_bytes(model: Any, *, as_computed: bool = False) -> int:
+    """Returns the bytes an update reads (weights, gradients, state) and writes (weights, state).
+
+    They are those of whole kernels, or of what the chosen kernels update.
+    """
+    from candle_p1.models.fast.tables import table_layer
+
+    state = [variable for variable in model.optimizer.variables if variable.ndim > 0]
+    num_bytes = _num_bytes(model.trainable_weights)
+    all_bytes = 3 * num_bytes + 2 * _num_bytes(state)  # without counters
+    if not as_computed and (layer := table_layer(model)):
+        missing = layer.num_whole * np.dtype(layer.kernel.dtype).itemsize
+        missing -= _num_bytes(layer.trainable_weights)
+        return all_bytes * (num_bytes + missing) // num_bytes
+    return all_bytes
+
+
+def state_bytes(model: Any) -> int:
+    """Returns the bytes of the weights, their gradients and the optimizer's state."""
+    gradients = _num_bytes(model.trainable_weights)
+    return _num_bytes(model.weights) + gradients + _num_bytes(model.optimizer.variables)
+
+
+def _num_bytes(variables: list[Any]) -> int:
+    return sum(int(np.prod(v.shape)) * np.dtype(v.dtype).itemsize for v in variables)
+
+
+def matmul_flops_per_s() -> float:
+    """Returns the rate of float32 matrix products, with the threads the framework uses here."""
+    import keras
+
+    random = np.random.default_rng(0).random
+    matrix = keras.ops.convert_to_tensor(random((MATRIX_SIZE, MATRIX_SIZE), dtype=np.float32))
+
+    def multiply() -> None:
+        product = keras.ops.matmul(matrix, matrix)
+        np.asarray(keras.ops.convert_to_numpy(product[0, 0]))  # waits for the product
+
+    return 2.0 * MATRIX_SIZE**3 / seconds_of(multiply, REPEATS)
+
+
+def copy_bytes_per_s(num_threads: int) -> float:
+    """Returns the rate of copying a large array: bytes read plus bytes written."""
+    source, target = np.ones(COPY_BYTES, np.uint8), np.empty(COPY_BYTES, np.uint8)
+    parts = [slice(*share_bounds(COPY_BYTES, i, num_threads)) for i in range(num_threads)]
+    with ThreadPoolExecutor(num_threads) as pool:
+
+        def copy() -> None:
+            list(pool.map(lambda part: np.copyto(target[part], source[part]), parts))
+
+        return 2.0 * COPY_BYTES / seconds_of(copy, REPEATS)

@@ -42,8 +42,8 @@ ALLREDUCE, ALLREDUCE_OF_16 = "allreduce", "allreduce_of_16"
 BROADCAST, ALLGATHER, REDUCE_SCATTER = "broadcast", "allgather", "reduce_scatter"
 POINT_TO_POINT, ON_NODE, STREAM = "point_to_point", "point_to_point_on_node", "stream"
 NUM_TENSORS = 16
-"""The number of tensors of an ALLREDUCE_OF_16, which are handed over at once as the gradients of a
-step are: fusion and cycle time make a difference only where there are several."""
+"""Of an ALLREDUCE_OF_16, which are handed over at once as the gradients of a step are: fusion and
+cycle time make a difference only where there are several."""
 ELEMENT_BYTES = 4
 ONES, MEAN = np.ones((128, 128), np.float32), np.full((128, 128), 1 / 128, np.float32)
 """What is multiplied with each other: the products are ONES again."""
@@ -75,12 +75,11 @@ class Operation(NamedTuple):
         return -(-num // least) * least if self.is_divided else num
 
 
+OF_16 = "together they have this size"
 HALF = "half of a round trip between"
 OPERATIONS = {
     ALLREDUCE: Operation("allreduce", 2),
-    ALLREDUCE_OF_16: Operation(
-        "allreduce of 16 tensors", 2, "together they have this size", num_tensors=NUM_TENSORS
-    ),
+    ALLREDUCE_OF_16: Operation("allreduce of 16 tensors", 2, OF_16, num_tensors=NUM_TENSORS),
     BROADCAST: Operation("broadcast"),
     ALLGATHER: Operation("allgather", 1, is_divided=True),
     REDUCE_SCATTER: Operation("reduce-scatter", 1, is_divided=True),
@@ -145,7 +144,7 @@ class Transport(ABC):
 
     @abstractmethod
     def overlap(self, values: Floats) -> Overlap:
-        """Returns an allreduce of an array beside computing."""
+        """Returns an allreduce of an array beside computing that does not depend on it."""
 
 
 class Mpi(Transport):
@@ -161,8 +160,7 @@ class Mpi(Transport):
         """Duplicates the communicator, so that no other message is in the way; collective."""
         from mpi4py import MPI
 
-        self._mpi = MPI
-        self._ranks = MPI.COMM_WORLD.Dup()
+        self._mpi, self._ranks = MPI, MPI.COMM_WORLD.Dup()
         self._places = places(self.comm)
         if ON_NODE not in self._places:
             self.operations = tuple(name for name in self.operations if name != ON_NODE)
@@ -191,11 +189,21 @@ class Mpi(Transport):
         return Call(run, lambda: into)
 
     def overlap(self, values: Floats) -> Overlap:
-        """Returns MPI_Iallreduce, products, and MPI_Wait, as in osu_iallreduce."""
-        into, compute = np.empty_like(values), multiplier()
+        """Returns MPI_Iallreduce, products, and MPI_Wait, as in osu_iallreduce.
+
+        A product has the operations of ONES times MEAN, but is a stack of products so small that
+        no library of linear algebra divides them among threads.
+        """
+        received = np.empty_like(values)
+        left, mean = np.ones((64, 32, 32), np.float32), np.full((32, 32), 1 / 32, np.float32)
+        into = np.empty_like(left)
+
+        def compute(num_products: int) -> None:
+            for _ in range(num_products):
+                np.matmul(left, mean, out=into)
 
         def together(num_products: int) -> None:
-            request = self._ranks.Iallreduce(values, into, op=self._mpi.SUM)
+            request = self._ranks.Iallreduce(values, received, op=self._mpi.SUM)
             compute(num_products)
             request.Wait()
 
@@ -253,26 +261,6 @@ def places(comm: Communicator) -> Mapping[str, tuple[int, int]]:
     return found
 
 
-def multiplier() -> Callable[[int], None]:
-    """Returns a function that computes so many products of matrices in this thread, with numpy.
-
-    Each has the operations of ONES times MEAN, but is a stack of products so small that no library
-    of linear algebra divides them among threads.
-    """
-    left, mean = np.ones((64, 32, 32), np.float32), np.full((32, 32), 1 / 32, np.float32)
-    into = np.empty_like(left)
-
-    def compute(num_products: int) -> None:
-        for _ in range(num_products):
-            np.matmul(left, mean, out=into)
-
-    return compute
-
-
-def _split(operation: str, values: Floats) -> list[Floats]:
-    return np.array_split(values, NUM_TENSORS) if operation == ALLREDUCE_OF_16 else [values]
-
-
 class EngineTransport(Transport):
     """The library of an engine, on the device that a run has."""
 
@@ -289,6 +277,9 @@ class EngineTransport(Transport):
     @abstractmethod
     def start_engine(self, engine: Any) -> dict[str, Any]:
         """Starts what operates; returns its settings and version."""
+
+    def _split(self, operation: str, values: Floats) -> list[Floats]:
+        return np.array_split(values, NUM_TENSORS) if operation == ALLREDUCE_OF_16 else [values]
 
 
 class Horovod(EngineTransport):
@@ -327,7 +318,7 @@ class Horovod(EngineTransport):
     def prepare(self, operation: str, values: Floats) -> Call:
         import tensorflow as tf
 
-        tensors = [tf.constant(part) for part in _split(operation, values)]
+        tensors = [tf.constant(part) for part in self._split(operation, values)]
         names = [f"{operation}.{next(self._names)}" for _ in tensors]
 
         def operate_all() -> list[Any]:
@@ -346,10 +337,7 @@ class Horovod(EngineTransport):
         return Call(run, lambda: np.concatenate([np.asarray(each) for each in last]))
 
     def overlap(self, values: Floats) -> Overlap:
-        """Returns a graph of an allreduce and of products that do not depend on it.
-
-        So are gradients averaged while back-propagation goes on.
-        """
+        """Returns a graph of both: so are gradients averaged while back-propagation goes on."""
         import tensorflow as tf
 
         tensor, name = tf.constant(values), f"overlap.{next(self._names)}"
@@ -447,7 +435,7 @@ class Jax(EngineTransport):
         """Returns a call of a program that has the operation alone; it is compiled here."""
         import jax
 
-        parts: list[Any] = list(_split(operation, values))
+        parts: list[Any] = list(self._split(operation, values))
         if operation == BROADCAST:  # as the engine does it: the others add zeros to the root's bits
             parts = [each.view(np.uint32) * np.uint32(self.comm.rank == 0) for each in parts]
         operate: Callable[[Any], Any] = {
@@ -467,7 +455,6 @@ class Jax(EngineTransport):
         return Call(run, received)
 
     def overlap(self, values: Floats) -> Overlap:
-        """Returns a program of an allreduce and of products that do not depend on it."""
         import jax
 
         def products(num_products: Any) -> Any:

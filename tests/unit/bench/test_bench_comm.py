@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from candle_p1.bench import comm_task
-from candle_p1.bench.comm import Comm
-from candle_p1.bench.comm_report import fit, fit_line
+from candle_p1.bench.comm import Comm, fit, fit_line
 from candle_p1.bench.comm_task import GRADIENT_BYTES, CommTask
 from candle_p1.bench.transports import ALLREDUCE, Call
 from candle_p1.distributed.comm import SerialCommunicator

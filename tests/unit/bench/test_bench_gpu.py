@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from candle_p1.bench import gpu, harness
-from candle_p1.bench.gpu import DETERMINISTIC, OURS, OURS_PLAIN, PLAIN, Gpu
-from candle_p1.bench.gpu_task import PRECISIONS, energies, open_sampler
+from candle_p1.bench.gpu import DETERMINISTIC, Gpu
+from candle_p1.bench.gpu_task import OURS, OURS_PLAIN, PLAIN, PRECISIONS, energies, open_sampler
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import DataError, SetupError
 from tests.conftest import ROOT

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from candle_p1.bench import formats, startup, step, transports
-from candle_p1.bench.checkpoint import Checkpoint
-from candle_p1.bench.checkpoint_task import OURS
+from candle_p1.bench.checkpoint import OURS, Checkpoint
 from candle_p1.bench.comm import Comm
 from candle_p1.bench.comm_task import GRADIENT_BYTES
 from candle_p1.bench.load import Load

@@ -4,7 +4,7 @@ import sys
 import numpy as np
 import pytest
 
-from candle_p1.bench.formats import CONVERTED, ConvertedReader, Converter, is_installed
+from candle_p1.bench.formats import FORMATS, ConvertedReader, is_installed
 from candle_p1.data.reader import FileSet
 from candle_p1.data.source import Loading
 from candle_p1.data.table import CsvLayout
@@ -12,7 +12,7 @@ from candle_p1.data.table import CsvLayout
 TEXT = CsvLayout(header=True, text_columns=("kind", "name"), missing=("na",))
 
 
-@pytest.mark.parametrize("method", CONVERTED)
+@pytest.mark.parametrize("method", FORMATS)
 @pytest.mark.parametrize(
     ("layout", "text"),
     [
@@ -26,7 +26,7 @@ def test_what_is_converted_is_the_same_table(tmp_path, monkeypatch, method, layo
     monkeypatch.setattr(sys, "argv", ["task", str(tmp_path)])
     (tmp_path / "table.csv").write_text(text)
     files = FileSet.at({"train": tmp_path / "table.csv"})
-    converter = Converter(files, Loading(), method, tmp_path / "made")
+    converter = ConvertedReader(files, Loading(), method, tmp_path / "made", converts=True)
     table = converter.read("train", layout)
     (made,) = (tmp_path / "made").iterdir()
     if method == "parallel-gz":

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 from rich.table import Table
 
-from candle_p1.bench import task
+from candle_p1.bench import load, task
 from candle_p1.bench.harness import Comparison, Job, _markdown, rounds
 from candle_p1.bench.load import Load
 from candle_p1.bench.task import BenchTask
@@ -101,5 +101,5 @@ def test_a_rank_has_a_core_for_each_of_its_threads(monkeypatch, num_ranks, threa
     monkeypatch.setattr(os, "sched_setaffinity", lambda process, mine: found.append(mine))
     monkeypatch.delenv("OMP_PROC_BIND", raising=False)
     job = SimulatedJob(num_ranks, num_ranks)
-    assert job.run(lambda comm: task.bind_cores(comm, threads)) == [num] * num_ranks
+    assert job.run(lambda comm: load.bind_cores(comm, threads)) == [num] * num_ranks
     assert sorted(found) == cores

@@ -2,8 +2,8 @@ import pytest
 
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 
-from candle_p1.bench import roofline  # noqa: E402
-from candle_p1.bench.roofline import optimizer_bytes, state_bytes  # noqa: E402
+from candle_p1.bench import training  # noqa: E402
+from candle_p1.bench.training import optimizer_bytes, state_bytes  # noqa: E402
 from candle_p1.models import fast  # noqa: E402
 from candle_p1.models.fast.layers import Conv1D, Dense  # noqa: E402
 from candle_p1.models.fast.optimizers import FORMS  # noqa: E402
@@ -24,10 +24,10 @@ def test_the_bound_is_products_and_memory_traffic(model, monkeypatch):
     positions = 26
     flops = [positions * 5 * 4, positions * 4 * 3, 3 * 2]
     expected = 2 * BATCH * (2 * flops[0] + 3 * flops[1] + 3 * flops[2])
-    assert roofline.matrix_product_flops(model, BATCH) == expected
-    monkeypatch.setattr(roofline, "matmul_flops_per_s", lambda: 1e9)
-    monkeypatch.setattr(roofline, "copy_bytes_per_s", lambda num_threads: 1e6 * num_threads)
-    bound = roofline.bound(model, BATCH, 2)
+    assert training.matrix_product_flops(model, BATCH) == expected
+    monkeypatch.setattr(training, "matmul_flops_per_s", lambda: 1e9)
+    monkeypatch.setattr(training, "copy_bytes_per_s", lambda num_threads: 1e6 * num_threads)
+    bound = training.bound(model, BATCH, 2)
     assert bound["gemm_s"] == expected / 1e9
     assert bound["optimizer_s"] == optimizer_bytes(model) / 2e6
     assert bound["total_s"] == bound["gemm_s"] + bound["optimizer_s"]
