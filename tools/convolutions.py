@@ -29,28 +29,18 @@ LEAST_OF_TILES = 16
 
 @dataclass(frozen=True)
 class Case:
-    """A convolution in a training step.
+    """A convolution in a training step."""
 
-    Attributes:
-        length: Of its input; if there is a convolution before it, that one's.
-        taps: The length of its kernel.
-        channels: Of its input.
-        filters: Of its output.
-        pool: The positions whose maximum is taken.
-        batch: The samples of a step.
-        first_taps: The length of the kernel of a rectified convolution of one channel before it,
-            which makes the channels; 0: there is none.
-        gives_gradient: Whether the gradient of the input is wanted.
-    """
-
-    length: int
-    taps: int
+    length: int  # of its input; if there is a convolution before it, that one's
+    taps: int  # the length of its kernel
     channels: int
     filters: int
-    pool: int = 1
-    batch: int = 1
+    pool: int = 1  # the positions whose maximum is taken
+    batch: int = 1  # the samples of a step
+    # The length of the kernel of a rectified convolution of one channel before it, which makes the
+    # channels; 0: there is none.
     first_taps: int = 0
-    gives_gradient: bool = False
+    gives_gradient: bool = False  # whether the gradient of the input is wanted
 
     @property
     def convolution(self) -> Convolution:

@@ -58,22 +58,27 @@ def _read_parquet(path: Path, layout: CsvLayout, how: Loading) -> Table:
 
 def _arrays(table: Table) -> dict[str, NDArray[Any]]:
     """Returns a table as arrays, of numbers or of bytes."""
-    words = {"columns": table.columns} | {n: column.names for n, column in table.text.items()}
-    found = {
-        f"names of {name}": np.char.encode(np.array(each, "U")) for name, each in words.items()
-    }
-    found |= {f"codes of {name}": column.codes for name, column in table.text.items()}
-    return found | {"values": table.values}
+
+    def encoded(words: list[str]) -> NDArray[Any]:
+        return np.array([word.encode() for word in words], "S")
+
+    found = {"values": table.values, "columns": encoded(table.columns)}
+    for name, column in table.text.items():
+        found |= {f"codes of {name}": column.codes, f"names of {name}": encoded(column.names)}
+    return found
 
 
 def _table(read: Callable[[str], NDArray[Any]], layout: CsvLayout) -> Table:
     """Returns the table of which a function returns the arrays of `_arrays`."""
 
-    def names(name: str) -> list[str]:
-        return [word.decode() for word in read(f"names of {name}").tolist()]
+    def decoded(name: str) -> list[str]:
+        return [word.decode() for word in read(name).tolist()]
 
-    text = {n: TextColumn(names(n), read(f"codes of {n}")) for n in layout.text_columns}
-    return Table(read("values"), names("columns"), text)
+    text = {
+        name: TextColumn(decoded(f"names of {name}"), read(f"codes of {name}"))
+        for name in layout.text_columns
+    }
+    return Table(read("values"), decoded("columns"), text)
 
 
 def _write_hdf5(table: Table, text: Path, path: Path) -> None:

@@ -118,9 +118,8 @@ class Gpu(harness.Comparison):
     deadline: float = field(init=False, default=inf)
     directory: str = field(init=False, default="")
     absent: dict[str, str] = field(init=False, default_factory=dict)
-    found: dict[tuple[Any, ...], list[tuple[Job, list[Outcome]]]] = field(
-        init=False, default_factory=dict
-    )
+    found: dict[tuple[Any, ...], list[list[Outcome]]] = field(init=False, default_factory=dict)
+    """The ranks' outcomes in each job, by benchmark, precision, variant and number of ranks."""
 
     def prepare(self, progress: harness.Progress | None = None) -> list[str]:
         """Measures the device, which checks that there is one, and makes missing files."""
@@ -198,35 +197,33 @@ class Gpu(harness.Comparison):
         left_s = self.deadline - time.time()
         if left_s <= 0:
             raise SetupError(f"the budget of {self.budget:g} s was used up")
+        task, left_out = job.task, list(job.task.variants)
+
+        def use(text: str) -> None:
+            found = json.loads(text)
+            ranks: list[Outcome] = found["ranks"]
+            left_out.remove(found["variant"])
+            variant = DETERMINISTIC if task.deterministic else found["variant"]
+            key = (task.benchmark, task.precision, variant, job.num_ranks)
+            self.found.setdefault(key, []).append(ranks)
+            of = f" on {count(job.num_ranks, 'rank')}" if job.num_ranks > 1 else ""
+            line = (
+                f"{task.benchmark}, {task.precision}, {variant}{of}:"
+                f" {ms(median(_blocks_s(ranks)))} ms a step; the first took"
+                f" {number(max(rank['first_step_s'] for rank in ranks))} s"
+            )
+            self.on_result(line, self._report() | made)
+
         with tempfile.TemporaryDirectory(dir=self.directory) as directory:
-            job = replace(job, task=replace(job.task, directory=directory))
-
-            def use(text: str) -> None:
-                found = json.loads(text)
-                line = self._add(job, found["variant"], found["ranks"])
-                self.on_result(line, self._report() | made)
-
             limit_s = None if left_s == inf else left_s
             with _following(Path(directory), use):
-                run(job.task, job.num_ranks, job.variant, limit_s=limit_s)
-        left_out = len(job.task.variants) - sum(
-            each is job for of in self.found.values() for each, _ in of
-        )
+                here = replace(task, directory=directory)
+                run(here, job.num_ranks, job.variant, limit_s=limit_s)
         if left_out:
             raise SetupError(
-                f"the budget of {self.budget:g} s was used up before {left_out} of its variants"
+                f"the budget of {self.budget:g} s was used up before {len(left_out)} of its"
+                " variants"
             )
-
-    def _add(self, job: Job, variant: str, ranks: list[Outcome]) -> str:
-        variant = DETERMINISTIC if job.task.deterministic else variant
-        key = (job.task.benchmark, job.task.precision, variant, job.num_ranks)
-        self.found.setdefault(key, []).append((job, ranks))
-        step_s = median(_blocks_s(ranks))
-        of = f" on {count(job.num_ranks, 'rank')}" if job.num_ranks > 1 else ""
-        return (
-            f"{job.task.benchmark}, {job.task.precision}, {variant}{of}: {ms(step_s)} ms a step;"
-            f" the first took {number(max(r['first_step_s'] for r in ranks))} s"
-        )
 
     def _read_peer(self) -> list[Peer]:
         try:
@@ -246,7 +243,7 @@ class Gpu(harness.Comparison):
 
     def _report(self) -> dict[str, Any]:
         """Returns what has been measured so far, in the order of benchmarks, and what was not."""
-        results = [self._result(key, measured) for key, measured in self.found.items()]
+        results = [self._result(key, rounds) for key, rounds in self.found.items()]
         ours_s = {_conditions(each): each["step_s"] for each in results if each["variant"] == OURS}
         steps = {each["benchmark"]: each["steps_per_epoch"] for each in results}
         for peer, of in ((p, each) for p in self.peers for each in p.results):
@@ -265,16 +262,12 @@ class Gpu(harness.Comparison):
         results.sort(key=lambda r: ([order.get(r[n], len(order)) for n in names], r["num_ranks"]))
         return {"results": results, "absent": self.absent}
 
-    def _result(
-        self, key: tuple[Any, ...], measured: Sequence[tuple[Job, list[Outcome]]]
-    ) -> Result:
+    def _result(self, key: tuple[Any, ...], rounds: Sequence[list[Outcome]]) -> Result:
         """Returns what was measured of a variant, with the bound of its step on this device.
 
         The bound is None if the operations of a step are not known.
         """
-        benchmark, precision, variant, num_ranks = key
-        rounds = [ranks for _, ranks in measured]
-        first = rounds[0][0]
+        first, precision = rounds[0][0], key[1]
         blocks_s = [each for ranks in rounds for each in _blocks_s(ranks)]
         step_s, steps_per_epoch = median(blocks_s), first["steps_per_epoch"]
         energies = [ranks[0]["step_energies_j"] for ranks in rounds]
@@ -284,10 +277,7 @@ class Gpu(harness.Comparison):
             bound_s += first["optimizer_bytes"] / self.facts["copy_bytes_per_s"]
         copied = ("batch_size", "steps_per_epoch", "flops", "optimizer_bytes", "no_energy")
         return {
-            "benchmark": benchmark,
-            "precision": precision,
-            "variant": variant,
-            "num_ranks": num_ranks,
+            **dict(zip(("benchmark", "precision", "variant", "num_ranks"), key, strict=True)),
             "step_s": step_s,
             "range_s": [min(blocks_s), max(blocks_s)],
             "blocks_s": blocks_s,

@@ -141,8 +141,6 @@ class Comparison:
     """What is compared, and under which conditions: the fields are options of the command."""
 
     examples: ClassVar[Sequence[str]] = ()
-    columns: ClassVar[Columns] = {"variant": "variant", "median (s)": "median_s"}
-    """The table of results, before their spread; see `table`."""
     on_result: OnResult = field(default=lambda line, report: None, init=False)
 
     def jobs(self) -> list[Job]:
@@ -193,7 +191,12 @@ class Comparison:
 
     def render(self, report: Report) -> Parts:
         """Yields the lines and tables that show a report."""
-        yield table(report["results"], {**self.columns, "{spread} (s)": interval})
+        columns: Columns = {
+            "variant": "variant",
+            "median (s)": "median_s",
+            "{spread} (s)": interval,
+        }
+        yield table(report["results"], columns)
         yield from remarks(report)
 
     def markdown(self, report: Report) -> str:
