@@ -226,8 +226,10 @@ class Gpu(harness.Comparison):
             )
 
     def _read_peer(self) -> list[Peer]:
+        if self.peer is None:
+            return []
         try:
-            return [Peer.model_validate(read_json(self.peer))] if self.peer else []
+            return [Peer.model_validate(read_json(self.peer))]
         except ValueError as error:
             why = str(error)
             if isinstance(error, pydantic.ValidationError):

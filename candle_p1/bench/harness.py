@@ -126,7 +126,7 @@ class Measured(list[tuple[Job, list[Outcome]]]):
         known = [(j.variant, o[0]["checked"]) for j, o in self if "checked" in o[0]]
         first, expected = known[0] if known else ("", {})
         for rank, outcome in enumerate(outcomes):
-            found = outcome.get("checked", expected)
+            found: Any = outcome.get("checked", expected)
             for what, value in expected.items():
                 if found.get(what) != value:
                     raise DataError(

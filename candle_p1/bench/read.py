@@ -8,7 +8,7 @@ Without a delay and with a cold file cache, the storage itself is measured.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -189,12 +189,17 @@ def _ranks(values: Mapping[str, Sequence[Any]]) -> harness.Parts:
         {"rank": rank, **dict(zip(values, of_rank, strict=True))}
         for rank, of_rank in enumerate(zip(*values.values(), strict=True))
     ]
-    times = {"first read": "begin_s", "last read ended": "end_s", "reading": "busy_s"}
-    seconds: harness.Columns = {
-        heading: lambda row, key=key: "none" if row[key] is None else f"{row[key]:.3f}"
-        for heading, key in times.items()
+
+    def seconds(key: str) -> Callable[[Mapping[str, Any]], str]:
+        return lambda row: "none" if row[key] is None else f"{row[key]:.3f}"
+
+    columns: harness.Columns = {
+        "rank": "rank",
+        "first read": seconds("begin_s"),
+        "last read ended": seconds("end_s"),
+        "reading": seconds("busy_s"),
+        "MB": ("num_bytes", MB),
     }
-    columns: harness.Columns = {"rank": "rank", **seconds, "MB": ("num_bytes", MB)}
     found = harness.table(rows[:MAX_SHOWN_RANKS], columns)
     if len(rows) > MAX_SHOWN_RANKS:
         found.add_row("…")
