@@ -11,7 +11,7 @@ from candle_p1.benchmark import DataSet, Joined, ModelFile, Samples, Selected
 
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 
-from candle_p1.bench import roofline  # noqa: E402
+from candle_p1.bench.training import matrix_product_flops, optimizer_bytes  # noqa: E402
 from candle_p1.distributed.replicas import average_state  # noqa: E402
 from candle_p1.models import fast  # noqa: E402
 from candle_p1.models.fast.layers import L2, Dense  # noqa: E402
@@ -203,14 +203,14 @@ def test_the_bound_is_that_of_the_smaller_work_beside_the_direct_one(data):
     for each in (whole, model):
         each.compile(SGD(0.01, momentum=0.9), loss="mse")
         each.optimizer.build(each.trainable_variables)
-    for of in (roofline.optimizer_bytes, partial(roofline.matrix_product_flops, batch_size=BATCH)):
+    for of in (optimizer_bytes, partial(matrix_product_flops, batch_size=BATCH)):
         assert of(model) == of(whole) == of(whole, as_computed=True)
     fewer = UNITS * (40 + 20 - 7 - 5)
-    saved = roofline.matrix_product_flops(whole, BATCH) - roofline.matrix_product_flops(
+    saved = matrix_product_flops(whole, BATCH) - matrix_product_flops(
         model, BATCH, as_computed=True
     )
     assert saved == 2 * 2 * BATCH * fewer
-    saved = roofline.optimizer_bytes(whole) - roofline.optimizer_bytes(model, as_computed=True)
+    saved = optimizer_bytes(whole) - optimizer_bytes(model, as_computed=True)
     assert saved == 5 * 4 * fewer
 
 
