@@ -138,7 +138,8 @@ def test_commands_for_owners_of_data(clone, environment, tmp_path_factory):
     records = run_pages(["docs/own-data.md"], clone, environment, tmp_path_factory)
     of_cohort = [record for record in records if record["benchmark"] == "nt3"]
     held_out = [record["data"]["num_test"] for record in of_cohort]
-    assert sorted(held_out) == [60] + 3 * [80]
+    cohort, *folds = sorted(held_out)
+    assert (cohort, len(folds), sum(folds)) == (60, 3, 240)
     assert not any(record["data"]["synthetic"] for record in records)
     for record in of_cohort:
         accuracy = record["quality"]["accuracy"]
