@@ -34,4 +34,4 @@ def test_code_on_the_page_is_that_of_the_files_it_names():
             continue
         assert block[1] in text_of(source), f"{source} does not contain\n{block[1]}"
         num_parts += 1
-    assert num_parts == 6
+    assert num_parts == 7
