@@ -61,7 +61,7 @@ def slow_source(delay_s: float) -> type[Source]:
 
     class SlowSource(Source):
         def read(self, into: memoryview, start: int) -> None:
-            """Reads, after a while; the threads that share a block wait at the same time."""
+            """Reads, after a while."""
             time.sleep(delay_s)
             super().read(into, start)
 
@@ -93,7 +93,9 @@ class Read(harness.BenchmarkComparison):
         "--blocks",
         within=(0, 10**5),
     )
-    threads: int = harness.count_option(1, "Threads of a rank, which share a block.", "--threads")
+    threads: int = harness.count_option(
+        1, "Threads of a rank, each with blocks of its own.", "--threads"
+    )
     num_repeats: int = harness.rounds_option(3, "Loads with each number of ranks", "--repeats")
     cold: bool = option(False, "Drop the files from the file cache before a load.")
 

@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from candle_p1.data.shared import NodeArray, small_pages
+from candle_p1.data.shared import NodeArray, allocate, small_pages
 from candle_p1.data.source import Head, Source
 from candle_p1.data.table import CsvLayout, Table, TextColumn
-from candle_p1.distributed.comm import Communicator, on_first_rank
-from candle_p1.distributed.shared_file import NoRoomError, agree_on_room
+from candle_p1.distributed.comm import Communicator, agree, on_first_rank
+from candle_p1.distributed.shared_file import agree_on_room
 from candle_p1.errors import DataError
 
 Names = list[list[bytes]]  # distinct values, for each column of text
-
-
-class Place(NamedTuple):
-    """Where rows are parsed to: the table itself, or memory of this rank, to be written from there.
-
-    Attributes:
-        first: The first of the rows.
-        numbers: The array for the numbers.
-        codes: The array for the codes of the text.
-        offset: The row of the table that corresponds to row 0 of these arrays.
-        has_numbers: Whether the numbers are already in the table.
-    """
-
-    first: int
-    numbers: NDArray[np.float32]
-    codes: NDArray[np.int32]
-    offset: int
-    has_numbers: bool = True
 
 
 class TableBuilder:
@@ -49,10 +31,7 @@ class TableBuilder:
     Attributes:
         source: The file.
         layout: What was known about it.
-        head: What its first line says.
         is_text: Whether each column is text.
-        numbers: float32, shape (rows, columns of numbers).
-        codes: The codes of the text, int32, shape (columns of text, rows).
 
     Raises:
         NoRoomError: There is no shared memory; the same on all ranks.
@@ -61,90 +40,65 @@ class TableBuilder:
     def __init__(
         self, source: Source, layout: CsvLayout, head: Head, comm: Communicator, directory: Path
     ) -> None:
-        self.source, self.layout, self.head, self._comm = source, layout, head, comm
-        self.is_text = [name in layout.text_columns for name in head.names]
-        self.is_text = self.is_text or [False] * head.num_columns  # without a header
-        num_text = sum(self.is_text)
-        self._names: list[dict[bytes, int]] = [{} for _ in range(num_text)]
-        # The rows that this rank has parsed: for each column of text and code, its value's index.
-        self._mine: list[tuple[slice, list[NDArray[np.int32]]]] = []
-        self._scratch: list[NDArray[np.float32]] = []  # memory of places that are not used any more
+        self.source, self.layout, self._head, self._comm = source, layout, head, comm
+        self.is_text = head.is_text(layout)
+        self._names: list[dict[bytes, int]] = [{} for _ in range(sum(self.is_text))]
+        # Of the rows that this rank has parsed: the first, and for each column of text the indices
+        # of their values in `_names`.
+        self._mine: list[tuple[int, NDArray[np.int32]]] = []
+        self._scratch: list[NDArray[np.float32]] = []  # memory that is not in use
         # One may have no newline, and one may be cut off.
         num_rows = source.most_text_bytes // head.num_columns + 2
+        shape = num_rows, head.num_columns - len(self._names)
+        self._numbers = agree_on_room(
+            comm, lambda: NodeArray(shape, np.float32, comm.local, directory)
+        )
 
-        def allocate() -> tuple[NodeArray, NodeArray]:
-            shape = num_rows, head.num_columns - num_text
-            numbers = NodeArray(shape, np.float32, comm.local, directory)
-            return numbers, NodeArray((num_text, num_rows), np.int32, comm.local, directory)
+    @contextmanager
+    def rows(
+        self, first: int, last: int
+    ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int32]]]:
+        """Yields where to parse some rows to, in any thread: their numbers, and codes of text.
 
-        self._numbers, self._codes = agree_on_room(comm, allocate)
-        self.numbers: NDArray[np.float32] = self._numbers.array
-        self.codes: NDArray[np.int32] = self._codes.array
-
-    def place(self, first: int, last: int) -> Place:
-        """Returns where this rank must put the rows that it parses."""
-        size, width = last - first, self.numbers.shape[1]
-        if self._comm.local.size == 1:
-            self._numbers.fill(first * width, last * width)
-            return Place(first, self.numbers, self.codes, 0)
-        codes = np.empty((len(self.codes), size), np.int32)
-        with suppress(NoRoomError):  # put() will raise it
-            if self._numbers.fill(first * width, last * width):
-                return Place(first, self.numbers[first:last], codes, first)
-        scratch = self._scratch.pop() if self._scratch else np.empty(0, np.float32)
-        if len(scratch) < size * width:
-            scratch = np.frombuffer(small_pages(4 * size * width), np.float32)
-        numbers = scratch[: size * width].reshape(size, width)
-        return Place(first, numbers, codes, first, has_numbers=False)
-
-    def learn(self, names: Names, rows: slice) -> None:
-        """Takes note of the text of some rows, whose codes are indices into `names`."""
-        here = [
-            np.array([known.setdefault(name, len(known)) for name in column], np.int32)
-            for known, column in zip(self._names, names, strict=True)
-        ]
-        self._mine.append((rows, here))
-
-    def put(self, place: Place) -> None:
-        """Writes the rows of a place to the table; the place must not be used any more.
+        The numbers are in the table afterwards; `learn` takes the codes. The arrays are shorter if
+        the table cannot have so many rows.
 
         Raises:
             NoRoomError: There is no memory for them.
         """
-        num_rows, width = self.numbers.shape
-        if place.codes is not self.codes:
-            for column, codes in enumerate(place.codes):
-                self._codes.write(column * num_rows + place.first, codes)
-        if not place.has_numbers:
-            if width:
-                self._numbers.write(place.first * width, place.numbers)
-            scratch: Any = place.numbers.base
-            self._scratch.append(scratch)
+        num_rows, width = self._numbers.array.shape
+        first, last = min(first, num_rows), min(last, num_rows)
+        codes = np.empty((len(self._names), last - first), np.int32)
+        if self._numbers.fill(first * width, last * width):
+            yield self._numbers.array[first:last], codes
+            return
+        size = (last - first) * width
+        scratch = self._scratch.pop() if self._scratch else np.empty(0, np.float32)
+        if len(scratch) < size:
+            scratch = np.frombuffer(small_pages(4 * size), np.float32)
+        numbers = scratch[:size].reshape(last - first, width)
+        yield numbers, codes
+        self._numbers.write(first * width, numbers)
+        self._scratch.append(scratch)
 
-    def share(self, bounds: Sequence[tuple[int, int]]) -> None:
-        """Gives every node the rows of all nodes; collective.
+    def learn(
+        self, first: int, codes: NDArray[np.int32], names: Sequence[tuple[slice, Names]]
+    ) -> None:
+        """Takes note of the text of rows from `first` on, whose codes are indices into `names`."""
+        for rows, of_rows in names:
+            for known, found, column in zip(self._names, of_rows, codes, strict=True):
+                here = [known.setdefault(name, len(known)) for name in found]
+                column[rows] = np.array(here, np.int32)[column[rows]]
+        if len(codes):
+            self._mine.append((first, codes))
 
-        Args:
-            bounds: For each node, its first row and the one after its last, without gaps.
-        """
-        first, last = bounds[0][0], bounds[-1][1]
-        width = self.numbers.shape[1]
-        self._comm.share_between_nodes(
-            self.numbers[first:last].reshape(-1),
-            [((start - first) * width, (stop - first) * width) for start, stop in bounds],
-        )
-        for column in self.codes:
-            self._comm.share_between_nodes(
-                column[first:last], [(start - first, stop - first) for start, stop in bounds]
-            )
-
-    def sort_names(self) -> None:
-        """Changes this rank's codes to indices into the sorted values of all ranks; collective.
+    def place_text(self, num_rows: int, notify: Callable[[str], None] | None) -> None:
+        """Writes this rank's codes, now indices into the sorted values of all ranks; collective.
 
         Only now, once, because columns of text can be as long as the file.
 
         Raises:
-            DataError: A value is not UTF-8; the same on all ranks.
+            DataError: A value is not UTF-8, or there is no memory; the same on all ranks.
         """
         comm = self._comm
 
@@ -155,28 +109,45 @@ class TableBuilder:
             except UnicodeDecodeError as error:
                 raise DataError(f"its text is not UTF-8: {error}", self.source.path) from error
 
-        self._sorted: list[list[str]] = []
-        for column, (codes, known) in enumerate(zip(self.codes, self._names, strict=True)):
-            names = on_first_rank(comm, sort, comm.gather(list(known)))
-            place = {name: i for i, name in enumerate(names)}
-            places = np.array([place[name.decode()] for name in known], np.int32)
-            for rows, values in self._mine:
-                codes[rows] = places[values[column]].take(codes[rows])
-            self._sorted.append(names)
+        self._sorted = [on_first_rank(comm, sort, comm.gather([*known])) for known in self._names]
+        shape = len(self._names), num_rows
+        self._codes = agree(comm, lambda: allocate(shape, np.int32, comm.local, notify))
+        places = [{name.encode(): i for i, name in enumerate(names)} for names in self._sorted]
+        final = [
+            np.array([place[name] for name in known], np.int32)
+            for place, known in zip(places, self._names, strict=True)
+        ]
+        while self._mine:
+            first, codes = self._mine.pop()
+            for place, column, into in zip(final, codes, self._codes.array, strict=True):
+                into[first : first + len(column)] = place[column]
+
+    def share(self, bounds: Sequence[tuple[int, int]]) -> None:
+        """Gives every node the rows of all nodes; collective.
+
+        Args:
+            bounds: For each node, its first row and the one after its last, without gaps.
+        """
+        first, last = bounds[0][0], bounds[-1][1]
+        for rows in (self._numbers.array, *self._codes.array):
+            width = rows[:1].size
+            self._comm.share_between_nodes(
+                rows[first:last].reshape(-1),
+                [((start - first) * width, (stop - first) * width) for start, stop in bounds],
+            )
 
     def give_back(self) -> None:
         """Frees what has been written, on all ranks; the builder must not be used any more."""
         self._numbers.keep(0)
-        self._codes.keep(0)
 
     def finish(self, num_rows: int) -> Table:
         """Returns a table of the first rows; collective."""
         self._comm.local.barrier()
-        codes = self._codes.keep(len(self.codes))[:, :num_rows]
-        text = [name for name in self.head.names if name in self.layout.text_columns]
-        columns = {name: TextColumn(self._sorted[c], codes[c]) for c, name in enumerate(text)}
+        text = [name for name in self._head.names if name in self.layout.text_columns]
+        codes: Any = self._codes.keep(len(text))
+        columns = dict(zip(text, map(TextColumn, self._sorted, codes), strict=True))
         return Table(
             self._numbers.keep(num_rows),
-            [name for name in self.head.names if name not in columns],
+            [name for name in self._head.names if name not in columns],
             {name: columns[name] for name in self.layout.text_columns},
         )

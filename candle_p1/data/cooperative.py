@@ -1,23 +1,23 @@
 """Reading a table with all ranks of a job together: each byte is read once and parsed once.
 
-The file is divided into blocks of bytes, which are dealt to the ranks in turn. Every rank begins at
-once to read its first blocks, with several threads, and from then on always has the next one read
-while it uses one (candle_p1.data.read_ahead). For each of its blocks, a rank
+The file is divided into blocks of bytes, which are dealt to the ranks in turn. The threads of every
+rank begin at once to read its first blocks, and from then on always have the next ones read while
+others are in use (candle_p1.data.read_ahead). For each of its blocks, a rank
 
-1. waits until its own bytes are there, and counts the lines that end among them;
+1. waits until its bytes are there, and the lines that end among them are counted;
 2. receives from the rank with the previous block the number of rows that end before this block, and
    whether a line continues into it, and tells the rank with the next block the same;
-3. has the lines parsed, by several threads, into their rows of the matrix, of which each node has
-   one (candle_p1.data.shared);
-4. receives the beginning of its first line, if that is in the previous block, and has it parsed;
-5. waits until its block before is parsed, and the next rank has the rest of that block's last line,
-   while the threads go on with this one.
+3. receives the beginning of its first line, if that is in the previous block, and has a thread
+   parse the lines into their rows of the matrix, of which each node has one
+   (candle_p1.data.shared);
+4. if all its threads have blocks to parse, waits until the oldest one is parsed, and the next rank
+   has the rest of that block's last line.
 
 So ranks read at the same time, because nothing that a rank receives is needed for reading, and they
 parse at the same time, because what a rank waits for in step 2 is sent before the other rank
-parses. Threads that parse need not wait for each other between blocks, and ranks can be a round of
-blocks apart. No rank holds more of the file than three blocks and two lines. If there are several
-nodes, they gather each other's rows at the end, in place.
+parses. Ranks can be a round of blocks apart. No rank holds more of the file than two blocks for
+each thread, one block more, and their first lines. If there are several nodes, they gather each
+other's rows at the end, in place.
 
 A rank that fails says so in step 2 of its next block, as that with the last block does, and the
 ranks after it take no further block. How many blocks there are need not be known for that: the text
@@ -26,10 +26,12 @@ of a compressed file is decompressed on each node, ahead of its ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from itertools import count, pairwise
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from candle_p1.data import _csvkernel as kernel
-from candle_p1.data.builder import Names, Place, TableBuilder
+from candle_p1.data.builder import Names, TableBuilder
 from candle_p1.data.read_ahead import Block, ReadAhead, TextStream, agree_on_zero
 from candle_p1.data.shared import try_directories
 from candle_p1.data.source import Loading, Source, is_blank, open_together
@@ -47,12 +49,8 @@ from candle_p1.distributed.shared_file import NoRoomError, agree_on_room
 from candle_p1.errors import DataError
 from candle_p1.instrument.phases import region
 
-# The number of rows, the distinct values of each column of text, and what is wrong: where the
-# line begins, its number of fields, the column and the content of its first wrong field.
-Parsed = tuple[int, Names, tuple[int, int, int, bytes] | None]
-
 BLOCK_BYTES = 4 << 20
-"""How much a thread reads and then parses; a rank has room for three times as much for each."""
+"""How much a thread reads and then parses."""
 SMALLEST_BLOCK_BYTES = 1 << 18
 EMPTY = memoryview(b"")
 
@@ -72,64 +70,38 @@ def read_together(path: Path, layout: CsvLayout, loading: Loading | None = None)
 
 def read_opened(source: Source, layout: CsvLayout, loading: Loading) -> Table:
     """Returns the table in a file that all ranks have opened; see `read_together`."""
-    comm, num_threads, block_bytes = loading.comm, loading.num_threads, loading.block_bytes
-    with _Threads(num_threads) as threads:
-        head = on_first_rank(comm, source.read_head, layout)
-        if block_bytes is None:
-            fair = -(-source.num_bytes // (comm.size * num_threads))
-            block_bytes = num_threads * min(BLOCK_BYTES, max(SMALLEST_BLOCK_BYTES, fair))
-        ring = _Ring.of(comm)
-        starts = head.first_byte + ring.position * block_bytes, comm.size * block_bytes
-        agree_on_zero(comm)
+    comm, num_threads = loading.comm, loading.num_threads
+    fair = -(-source.num_bytes // (comm.size * num_threads))
+    usual_bytes = min(BLOCK_BYTES, max(SMALLEST_BLOCK_BYTES, fair))
+    head, block_bytes = on_first_rank(
+        comm, lambda: (source.read_head(layout), loading.block_bytes or usual_bytes)
+    )
+    ring = _Ring.of(comm)
+    starts = head.first_byte + ring.position * block_bytes, comm.size * block_bytes
+    lines = kernel.Layout(head.is_text(layout), layout.separator, list(layout.missing))
+    agree_on_zero(comm)
 
-        def load(directory: Path) -> Table:
-            with ExitStack() as stack:
-                text: Source | TextStream = source
-                if source.compression:
-                    of_rank = head.first_byte, block_bytes, ring.position
-                    text = stack.enter_context(TextStream(source, *of_rank, loading))
-                ahead = ReadAhead(text, count(*starts), block_bytes, num_threads)
-                stack.enter_context(ahead)
-                table = TableBuilder(source, layout, head, comm, directory)
-                try:
-                    return _Load(comm, ring, threads, ahead, table).run()
-                except DataError:  # of all ranks, none of which writes any more
-                    table.give_back()
-                    raise
+    def count_rows(text: NDArray[np.uint8], start: int, stop: int) -> int:
+        return kernel.count_rows(text, start, stop, lines)
 
-        read: Table = try_directories(load, comm, loading.notify)
-        return read
+    def load(directory: Path) -> Table:
+        with ExitStack() as stack:
+            text: Source | TextStream = source
+            if source.compression:
+                of_rank = head.first_byte, block_bytes, ring.position
+                text = stack.enter_context(TextStream(source, *of_rank, loading))
+            ahead = ReadAhead(text, count(*starts), block_bytes, num_threads, count_rows)
+            stack.enter_context(ahead)
+            table = TableBuilder(source, layout, head, comm, directory)
+            pool = stack.enter_context(ThreadPoolExecutor(num_threads, "parse"))
+            try:
+                return _Load(loading, ring, ahead, table, lines, pool).run()
+            except DataError:  # of all ranks, none of which writes any more
+                table.give_back()
+                raise
 
-
-class _Threads:
-    """The threads of a rank: while some still parse a block, others count the rows of the next."""
-
-    def __init__(self, num: int) -> None:
-        self.num = num
-        self._counting = ThreadPoolExecutor(num, "count")
-        self._parsing = ThreadPoolExecutor(num, "parse")
-
-    def __enter__(self) -> _Threads:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._counting.shutdown()
-        self._parsing.shutdown(cancel_futures=True)
-
-    def count(self, work: Callable[[int, int], int], bounds: Sequence[int]) -> list[int]:
-        """Returns what `work` finds between bounds, in order."""
-        if self.num == 1:
-            return [work(*each) for each in pairwise(bounds)]
-        return list(self._counting.map(work, bounds[:-1], bounds[1:]))
-
-    def parse(self, work: Callable[[], Parsed]) -> Future[Parsed]:
-        """Has a part of a block parsed after those that were handed over before it."""
-        if self.num > 1:
-            return self._parsing.submit(work)
-        # A second thread would compete with this one, which waits for messages by looking for them.
-        done: Future[Parsed] = Future()
-        done.set_result(work())
-        return done
+    read: Table = try_directories(load, comm, loading.notify)
+    return read
 
 
 class _Ring(NamedTuple):
@@ -169,30 +141,6 @@ class _Before(NamedTuple):
     num_ended: int = 0
 
 
-class _Lines(NamedTuple):
-    """The bytes of a block, as far as they are known without those before it; not copies."""
-
-    text: NDArray[np.uint8]
-    first: memoryview  # up to the end of the first line that ends here; empty if none does
-    bounds: list[int]  # which divide the other lines that end here among the threads
-    counts: list[int]  # of rows between bounds
-    rest: memoryview  # of the line that continues in the next block
-
-
-class _ParsedPart(NamedTuple):
-    rows: slice  # of the table
-    first_byte: int  # of the text, in the file
-    parsed: Future[Parsed]
-
-
-class _Parsing(NamedTuple):
-    block: Block
-    line: memoryview  # the first one
-    place: Place
-    parts: list[_ParsedPart]
-    is_sent: Callable[[], None]  # waits until the next rank has the rest of the last line
-
-
 class _Problem(NamedTuple):
     position: int  # of the line's first byte
     num_fields: int
@@ -200,25 +148,35 @@ class _Problem(NamedTuple):
     content: bytes
 
 
+# The codes of the text of some rows, and what they are indices into; or why there are none.
+_Parsed = tuple[NDArray[np.int32], list[tuple[slice, Names]]] | _Problem | NoRoomError
+
+
+class _Parsing(NamedTuple):
+    block: Block
+    line: memoryview  # the first one
+    row: int  # the first one in the table
+    is_sent: Callable[[], None]  # waits until the next rank has the rest of the last line
+    parsed: Future[_Parsed]
+
+
 class _Load:
     def __init__(
         self,
-        comm: Communicator,
+        loading: Loading,
         ring: _Ring,
-        threads: _Threads,
         ahead: ReadAhead,
         table: TableBuilder,
+        lines: kernel.Layout,
+        pool: ThreadPoolExecutor,
     ) -> None:
-        self._comm, self._ring, self._threads, self._ahead = comm, ring, threads, ahead
-        self._table, self._source, self._layout = table, table.source, table.layout
-        self._kernel = kernel.Layout(
-            table.is_text, self._layout.separator, list(self._layout.missing)
-        )
+        self._loading, self._comm, self._ring = loading, loading.comm, ring
+        self._ahead, self._table, self._lines, self._pool = ahead, table, lines, pool
+        self._source, self._layout = table.source, table.layout
         self._counts: list[int] = []  # rows of each of this rank's blocks
-        self._failed = False  # on this rank, or before a block of it
         self._error: DataError | None = None
         self._problem: _Problem | None = None
-        self._parsing: _Parsing | None = None  # the last block of this rank, if it has lines
+        self._parsing: deque[_Parsing] = deque()
         self._free_lines: list[Any] = []  # memory for first lines, as malloc would map it anew
 
     def run(self) -> Table:
@@ -226,7 +184,8 @@ class _Load:
         comm, is_first = self._comm, self._ring.position == 0
         while self._take_block(is_first=is_first):
             is_first = False
-        self._finish_block()
+        while self._parsing:
+            self._finish_block()
         with region("communicate"):
             agree(comm, self._check)
             agree_on_room(comm, self._raise_no_room)
@@ -234,13 +193,13 @@ class _Load:
             if problems is not None:
                 found = [problem for problem in problems if problem is not None]
                 raise on_first_rank(comm, lambda: self._describe(min(found)))
-            self._table.sort_names()
-            if comm.num_nodes > 1:
-                for bounds_of_nodes in self._bounds_of_rounds():
-                    self._table.share(bounds_of_nodes)
             num_rows = int(comm.allreduce_sum(np.array([sum(self._counts)], np.int64))[0])
             if num_rows == 0:
                 raise DataError("the file has no rows", self._source.path)
+            self._table.place_text(num_rows, self._loading.notify)
+            if comm.num_nodes > 1:
+                for bounds_of_nodes in self._bounds_of_rounds():
+                    self._table.share(bounds_of_nodes)
             return self._table.finish(num_rows)
 
     def _take_block(self, *, is_first: bool) -> bool:
@@ -249,24 +208,22 @@ class _Load:
         After an error, and after the last block, every other rank is told, in the order of blocks,
         because it waits for a message.
         """
-        block, lines = None, None
-        if not self._failed:
-            with region("read"):
-                block = self._ahead.take()
-            if block is not None and block.error is None:
-                lines = self._count(block)
-            elif block is not None:
-                self._error, self._failed = block.error, True
-        before = _Before()
+        block, before = None, _Before()
+        if self._error is None and self._problem is None:
+            try:
+                with region("read"):
+                    block = self._ahead.take()
+            except DataError as error:
+                self._error = error
         if not is_first:
             with region("wait"):
                 before = self._comm.receive(self._ring.before)
-        if self._failed or before.num_ended or block is None or lines is None:
+        if block is None or before.num_ended:
             self._ahead.stop()
             self._receive_line(before, EMPTY)
             self._end(before.num_ended)
             return False
-        self._use_block(block, lines, before)
+        self._use_block(block, before)
         if block.is_last:
             self._end(0)
         return not block.is_last
@@ -277,113 +234,85 @@ class _Load:
             with region("wait"):
                 self._comm.send(_Before(num_ended=num_ended + 1), self._ring.after)
 
-    def _count(self, block: Block) -> _Lines:
-        buffer, size = block.buffer, block.stop - block.start
-        end = buffer.rfind(b"\n", 0, size) + 1
-        if block.is_last:
-            end = size  # the last line may have no newline
-        body = buffer.find(b"\n", 0, end) + 1 or end
-        text, view = np.frombuffer(buffer, np.uint8), memoryview(buffer)
-        with region("parse"):
-            bounds = self._divide(buffer, body, end)
-            counts = self._threads.count(
-                lambda first, last: kernel.count_rows(text, first, last, self._kernel), bounds
-            )
-        return _Lines(text, view[:body], bounds, counts, view[end:size])
-
-    def _use_block(self, block: Block, lines: _Lines, before: _Before) -> None:
+    def _use_block(self, block: Block, before: _Before) -> None:
         """Tells the next rank where its rows are, and has those of a block parsed."""
-        if not lines.first:  # no line ends here
-            rest = self._receive_line(before, lines.rest)
+        content, num_threads = memoryview(block.buffer), self._loading.num_threads
+        first, rest = content[: block.begin], content[block.end : block.size]
+        if not first:  # no line ends here
+            rest = self._receive_line(before, rest)
             self._ahead.give_back(block)
             self._counts.append(0)
-            self._tell(self._before_next(before.num_rows, rest), rest, block)
+            self._tell(before.num_rows, rest, block)
             return
-        is_ended = before.has_return and bytes(lines.first[:2]) != b"\n"
-        ends_blank = not is_ended and is_blank(lines.first, self._layout.separator)
-        has_first = not (before.is_blank and ends_blank)
-        row = before.num_rows + has_first
-        rows = [row, *(row + int(count) for count in np.cumsum(lines.counts))]
-        self._counts.append(rows[-1] - before.num_rows)
-        is_sent = self._tell(self._before_next(rows[-1], lines.rest), lines.rest, block)
-        place = self._table.place(before.num_rows, rows[-1])
-        parts = [
-            self._parse(lines.text, bounds, slice(*bounds_of_rows), place, block.start)
-            for bounds, bounds_of_rows in zip(pairwise(lines.bounds), pairwise(rows), strict=True)
-        ]
-        line = self._receive_line(before, lines.first)
-        if has_first:
-            text, first_byte = np.frombuffer(line, np.uint8), block.start - before.num_bytes
-            parts.append(self._parse(text, (0, len(line)), slice(row - 1, row), place, first_byte))
-        self._finish_block()
-        self._parsing = _Parsing(block, line, place, parts, is_sent)
-
-    def _parse(
-        self,
-        text: NDArray[np.uint8],
-        bounds: tuple[int, int],
-        rows: slice,
-        place: Place,
-        first_byte: int,
-    ) -> _ParsedPart:
-        """Has the lines between two bounds of a text parsed to some rows of a place.
-
-        `first_byte` is where in the file the text begins.
-        """
-
-        def work() -> Parsed:
-            first_row = rows.start - place.offset
-            found: Parsed = kernel.parse(
-                text, *bounds, self._kernel, place.numbers, place.codes, first_row
-            )
-            return found
-
+        is_ended = before.has_return and bytes(first[:2]) != b"\n"
+        ends_blank = not is_ended and is_blank(first, self._layout.separator)
+        num_rows = block.num_rows + (not (before.is_blank and ends_blank))
+        self._counts.append(num_rows)
+        is_sent = self._tell(before.num_rows + num_rows, rest, block)
+        line = self._receive_line(before, first)
+        work = partial(self._parse, block, line, before.num_rows, num_rows)
         with region("parse"):
-            return _ParsedPart(rows, first_byte, self._threads.parse(work))
+            if num_threads > 1:
+                parsed = self._pool.submit(work)
+            else:  # another thread would compete with this one, which looks for messages in a loop
+                parsed = Future[_Parsed]()
+                parsed.set_result(work())
+        self._parsing.append(_Parsing(block, line, before.num_rows, is_sent, parsed))
+        if len(self._parsing) > num_threads:
+            self._finish_block()
+
+    def _parse(self, block: Block, line: memoryview, row: int, num_rows: int) -> _Parsed:
+        """Parses the first line of a block and its other ones to rows of the table from one on."""
+        texts = (
+            (line, 0, len(line), block.start + block.begin - len(line)),
+            (block.buffer, block.begin, block.end, block.start),
+        )
+        names, done = [], 0
+        try:
+            with self._table.rows(row, row + num_rows) as (numbers, codes):
+                for text, start, stop, position in texts:
+                    array = np.frombuffer(text, np.uint8)
+                    num, found, wrong = kernel.parse(
+                        array, start, stop, self._lines, numbers, codes, done
+                    )
+                    if wrong is not None:
+                        return _Problem(position + wrong[0], *wrong[1:])
+                    names.append((slice(done, done + num), found))
+                    done += num
+        except NoRoomError as error:
+            return error
+        return codes, names
 
     def _finish_block(self) -> None:
-        """Waits until the last block is parsed, if there is one, and puts its rows in the table."""
-        if self._parsing is None:
-            return
-        (block, line, place, parts, is_sent), self._parsing = self._parsing, None
+        """Waits until the oldest of the blocks is parsed."""
+        block, line, row, is_sent, parsed = self._parsing.popleft()
         with region("parse"):
-            parsed = [each.parsed.result() for each in parts]
+            found = parsed.result()
         with region("wait"):
             is_sent()
         self._free_lines.append(line.obj)
         self._ahead.give_back(block)
-        problems = [
-            _Problem(each.first_byte + found[0], *found[1:])
-            for each, (*_, found) in zip(parts, parsed, strict=True)
-            if found
-        ]
-        if problems:
-            self._problem = min([*problems, *filter(None, [self._problem])])
-        elif self._error is None:
+        if isinstance(found, NoRoomError):
+            self._error = self._error or found
+        elif isinstance(found, _Problem):
+            self._problem = min(found, self._problem or found)
+        else:
             with region("parse"):
-                for each, (_, names, _) in zip(parts, parsed, strict=True):
-                    self._table.learn(names, each.rows)
-                try:
-                    self._table.put(place)
-                except NoRoomError as error:
-                    self._error = error
-        self._failed = self._failed or self._error is not None or self._problem is not None
+                self._table.learn(row, *found)
 
-    def _before_next(self, num_rows: int, rest: memoryview) -> _Before:
-        has_return = len(rest) > 0 and rest[-1] == ord("\r")
-        return _Before(num_rows, len(rest), is_blank(rest, self._layout.separator), has_return)
-
-    def _tell(self, before: _Before, rest: memoryview, block: Block) -> Callable[[], None]:
+    def _tell(self, num_rows: int, rest: memoryview, block: Block) -> Callable[[], None]:
         """Sends the rank with the next block, if any, what it must know, and the broken line.
 
         Returns what waits until this line may change.
         """
-        after = self._ring.after
+        has_return = len(rest) > 0 and rest[-1] == ord("\r")
+        is_empty = is_blank(rest, self._layout.separator)
         if not block.is_last:
             with region("wait"):
-                self._comm.send(before, after)
+                before = _Before(num_rows, len(rest), is_empty, has_return)
+                self._comm.send(before, self._ring.after)
                 if rest:
-                    return self._comm.send_bytes(rest, after)
+                    return self._comm.send_bytes(rest, self._ring.after)
         return lambda: None
 
     def _receive_line(self, before: _Before, following: memoryview) -> memoryview:
@@ -404,15 +333,9 @@ class _Load:
         line[before.num_bytes :] = following
         return line
 
-    def _divide(self, buffer: bytearray, begin: int, end: int) -> list[int]:
-        bounds = [begin]
-        for i in range(1, self._threads.num):
-            about = max(bounds[-1], begin + (end - begin) * i // self._threads.num)
-            bounds.append(buffer.find(b"\n", about, end) + 1 or end)
-        return [*bounds, end]
-
     def _check(self) -> None:
         """Raises this rank's error, unless it is a lack of memory."""
+        self._ahead.check()
         if self._error is not None and not isinstance(self._error, NoRoomError):
             raise self._error
         self._source.check()

@@ -13,30 +13,26 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from io import BufferedReader
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from candle_p1.data.shared import allocate
 from candle_p1.data.source import Loading, Source, unreadable
 from candle_p1.distributed.comm import Communicator, agree
 from candle_p1.errors import CandleError, DataError
 from candle_p1.instrument import reading
-from candle_p1.scaling import share_bounds
 
-NUM_BUFFERS = 3
-"""The block that is being parsed, the next one, and the one that is being read."""
 NUM_SLOTS = 2
 """The block that a rank copies, and the one that is being decompressed for it."""
 POLL_S = 5e-4
-ERROR_BYTES = 4096
-NUM_READY, END, IS_OVER, NUM_ERROR_BYTES, NUM_COPIED = range(5)
+NUM_READY, END, IS_OVER, NUM_COPIED = range(4)
 """Numbers at the beginning of the shared memory: the blocks that are ready; where the text ends, or
--1; whether no further block will be ready; the length of the error's text, which follows all
-numbers; and the blocks that each rank has copied."""
+-1; whether no further block will be ready; and the blocks that each rank has copied."""
 
 
 class TextStream:
@@ -64,12 +60,11 @@ class TextStream:
         self._progress = loading.progress if comm.rank == 0 else None
         num_numbers = NUM_COPIED + comm.local_size
         num_slots = NUM_SLOTS * comm.local_size
-        begin = -(-(8 * num_numbers + ERROR_BYTES) // 4096) * 4096
+        begin = -(-8 * num_numbers // 4096) * 4096
         shape = (begin + num_slots * block_bytes,)
         self._shared = agree(comm, lambda: allocate(shape, np.uint8, comm.local, loading.notify))
         memory = self._shared.array
         self._numbers = memory[: 8 * num_numbers].view(np.int64)
-        self._error = memory[8 * num_numbers :][:ERROR_BYTES]
         self._slots = memory[begin:].reshape(num_slots, block_bytes)
         if comm.local_rank == 0:
             self._numbers[:] = 0
@@ -87,8 +82,6 @@ class TextStream:
         self.stop()
         self._pool.shutdown()
         self._shared.keep(0)
-        if self._comm.local_rank == 0 and exception[0] is None:
-            self._work.result()
 
     def stop(self) -> None:
         """Ends the reads of this rank that wait and, on the node's first rank, decompressing."""
@@ -96,16 +89,12 @@ class TextStream:
 
     @property
     def end(self) -> int | None:
-        """Where the text ends; None if that is not known yet."""
-        end = int(self._numbers[END])
-        return end if end >= 0 else None
+        """Where the text ends; 0 if it cannot be decompressed, None if that is not known yet."""
+        is_over, end = self._numbers[IS_OVER], int(self._numbers[END])
+        return max(end, 0) if is_over or end >= 0 else None
 
     def read(self, into: memoryview, start: int) -> None:
-        """Copies one of this rank's blocks as soon as it is ready; nothing if there is none.
-
-        Raises:
-            DataError: The text cannot be decompressed so far.
-        """
+        """Copies one of this rank's blocks as soon as it is ready; nothing if there is none."""
         numbers, comm = self._numbers, self._comm
         turn = (start - self._first_byte) // self._block_bytes // comm.size
         number = turn * comm.local_size + comm.local_rank  # among the blocks of this node
@@ -114,9 +103,21 @@ class TextStream:
         if numbers[NUM_READY] > number:
             into[:] = self._slots[number % len(self._slots)].data[: len(into)]
             numbers[NUM_COPIED + comm.local_rank] = turn + 1
-        elif numbers[NUM_ERROR_BYTES]:
-            text = self._error[: numbers[NUM_ERROR_BYTES]].tobytes().decode(errors="replace")
-            raise DataError(text, self.path)
+
+    def check(self) -> None:
+        """Waits until all of the text is used, or `stop` was called; collective over the node.
+
+        Raises:
+            CandleError: It cannot be decompressed; the same on all ranks of the node.
+        """
+        error = None
+        if self._comm.local_rank == 0:
+            try:
+                self._work.result()
+            except CandleError as caught:
+                error = caught
+        if found := self._comm.local.first(error):
+            raise found[1]
 
     def _decompress(self) -> None:
         numbers = self._numbers
@@ -124,10 +125,6 @@ class TextStream:
             with self._source.text(self._first_byte, self._log) as text:
                 numbers[END] = self._use(text)
                 numbers[NUM_READY] += 1  # the last block, which may be empty, or another node's
-        except CandleError as error:
-            problem = getattr(error, "problem", str(error)).encode()[:ERROR_BYTES]
-            self._error[: len(problem)] = np.frombuffer(problem, np.uint8)
-            numbers[NUM_ERROR_BYTES] = len(problem)
         finally:
             numbers[IS_OVER] = 1
 
@@ -162,50 +159,61 @@ class TextStream:
 
 
 class Block(NamedTuple):
-    """A range of a text's bytes.
+    """Some bytes of a text.
 
     Attributes:
-        start: The position of its first byte.
-        stop: The position after its last byte.
+        start: The position of the first one in the text.
+        buffer: The bytes, from index 0 on.
+        size: Their number; what follows them in the buffer is undefined.
+        begin: The index after the first line that ends among them; 0 if none does.
+        end: The index after the last one.
+        num_rows: The number of rows between these two.
         is_last: Whether the text ends there.
-        buffer: The bytes, from index 0 on; what follows them is undefined.
-        error: Why they could not be read; the buffer is then undefined.
     """
 
     start: int
-    stop: int
-    is_last: bool
     buffer: bytearray
-    error: DataError | None = None
+    size: int
+    begin: int
+    end: int
+    num_rows: int
+    is_last: bool
 
 
 class ReadAhead:
-    """Reads blocks in order, and always has the next one read while others are in use.
+    """Reads blocks in order, and always has the next ones read while others are in use.
 
-    Reading begins when the object is entered, and does not wait for other ranks. NUM_BUFFERS blocks
-    are in memory at most: further ones are read into the memory of those that are given back.
+    Reading begins when the object is entered, and does not wait for other ranks. For each thread,
+    two blocks are in memory, and one more: further ones are read into the memory of those that are
+    given back.
 
     Args:
         text: The file, or the text in it if it is compressed.
         starts: The first byte of each block; those at the text's end or after it are not read.
         block_bytes: The length of a block.
-        num_threads: How many threads read a block of a file together.
+        num_threads: How many blocks of a file are read at a time.
+        count_rows: Returns the number of rows in a range of some bytes.
     """
 
     def __init__(
-        self, text: Source | TextStream, starts: Iterator[int], block_bytes: int, num_threads: int
+        self,
+        text: Source | TextStream,
+        starts: Iterator[int],
+        block_bytes: int,
+        num_threads: int,
+        count_rows: Callable[[NDArray[np.uint8], int, int], int],
     ) -> None:
         self._text, self._starts, self._block_bytes = text, starts, block_bytes
+        self._count_rows, self._num_buffers = count_rows, 2 * num_threads + 1
         is_stream = isinstance(text, TextStream)  # which notes by itself what it reads
-        self._num_threads = 1 if is_stream else num_threads
         self._log = reading.ReadLog() if is_stream else reading.current()
         self._free: list[bytearray] = []
         self._stopped = False
-        self._pending: deque[tuple[Block, list[Future[None]]]] = deque()
-        self._pool = ThreadPoolExecutor(self._num_threads, "read")
+        self._pending: deque[Future[Block | None]] = deque()
+        self._pool = ThreadPoolExecutor(1 if is_stream else num_threads, "read")
 
     def __enter__(self) -> ReadAhead:
-        for _ in range(NUM_BUFFERS):
+        for _ in range(self._num_buffers):
             self._begin()
         return self
 
@@ -216,24 +224,12 @@ class ReadAhead:
     def take(self) -> Block | None:
         """Waits for the next block and returns it; None if there is none.
 
-        One of those taken must have been given back.
+        All blocks but those of the threads and one more must have been given back.
+
+        Raises:
+            DataError: It cannot be read.
         """
-        if not self._pending:
-            return None
-        block, reads = self._pending.popleft()
-        try:
-            for read in reads:
-                read.result()
-        except OSError as error:
-            return block._replace(error=unreadable(self._text.path, error))
-        except DataError as error:
-            return block._replace(error=error)
-        end = self._text.end
-        if end is None:
-            return block
-        if end <= block.start:
-            return None
-        return block._replace(stop=min(end, block.stop), is_last=end <= block.stop)
+        return self._pending.popleft().result() if self._pending else None
 
     def give_back(self, block: Block) -> None:
         """Begins to read another block into the memory of one, which must not be used any more."""
@@ -245,26 +241,39 @@ class ReadAhead:
         self._stopped = True
         if isinstance(self._text, TextStream):
             self._text.stop()
-        for _, reads in self._pending:
-            for read in reads:
-                read.cancel()
+        for read in self._pending:
+            read.cancel()
+
+    def check(self) -> None:
+        """Raises CandleError if a compressed text has no end; collective over the node."""
+        if isinstance(self._text, TextStream):
+            self._text.check()
 
     def _begin(self) -> None:
         start, end = next(self._starts), self._text.end
-        if self._stopped or (end is not None and start >= end):
-            return
-        stop = start + self._block_bytes if end is None else min(start + self._block_bytes, end)
-        # The only block that is shorter than others is the last one.
-        buffer = self._free.pop() if self._free else bytearray(stop - start)
-        view, num_bytes = memoryview(buffer), stop - start
+        if not self._stopped and (end is None or start < end):
+            self._pending.append(self._pool.submit(self._read, start))
 
-        def read(thread: int) -> None:
-            first, last = share_bounds(num_bytes, thread, self._num_threads)
-            with self._log.noted(last - first):
-                self._text.read(view[first:last], start + first)
+    def _read(self, start: int) -> Block | None:
+        def size() -> int:
+            end = self._text.end  # of a compressed text, known at the latest with its last block
+            return self._block_bytes if end is None else min(self._block_bytes, end - start)
 
-        reads = [self._pool.submit(read, i) for i in range(self._num_threads)]
-        self._pending.append((Block(start, stop, False, buffer), reads))
+        buffer = self._free.pop() if self._free else bytearray(self._block_bytes)
+        if (most_bytes := size()) <= 0:
+            return None
+        try:
+            with self._log.noted(most_bytes):
+                self._text.read(memoryview(buffer)[:most_bytes], start)
+        except OSError as error:
+            raise unreadable(self._text.path, error) from error
+        if (num_bytes := size()) <= 0:
+            return None
+        is_last = start + num_bytes == self._text.end  # whose last line may have no newline
+        end = num_bytes if is_last else buffer.rfind(b"\n", 0, num_bytes) + 1
+        begin = buffer.find(b"\n", 0, end) + 1 or end
+        num_rows = self._count_rows(np.frombuffer(buffer, np.uint8), begin, end)
+        return Block(start, buffer, num_bytes, begin, end, num_rows, is_last)
 
 
 def agree_on_zero(comm: Communicator) -> None:

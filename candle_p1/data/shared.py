@@ -271,8 +271,9 @@ class NodeArray:
         size = self.array.itemsize
         if self._private is not None:
             self._private.prepare(first * size, last * size)
+        if self._huge is None:
             return True
-        if self._huge is None or (last - first) * size < SMALLEST_FILL_BYTES:
+        if (last - first) * size < SMALLEST_FILL_BYTES:
             return False
         with self._room((last - first) * size * self._node.size):
             return self._huge.fill(first * size, last * size)

@@ -97,6 +97,10 @@ class Head(NamedTuple):
     first_byte: int
     num_blank: int
 
+    def is_text(self, layout: CsvLayout) -> list[bool]:
+        """Returns whether each column is text."""
+        return [name in layout.text_columns for name in self.names] or [False] * self.num_columns
+
 
 @dataclass
 class Source:
@@ -450,7 +454,8 @@ class Loading:
             too small, and on rank 0 if a cache is rebuilt or removed.
         progress: Called on rank 0 while a compressed file is read, with its name, how many of its
             bytes have been read, and its size.
-        block_bytes: How much a rank reads at a time, with `parallel`; None: it depends on the file.
+        block_bytes: How much a thread reads at a time, with `parallel`; None: it depends on the
+            file.
         source: What reads a file with `parallel`; another one is used for measurements.
         warnings: What the user should know about how the ranks share the tables.
     """
