@@ -324,15 +324,23 @@ class Parser {
           continue;
         }
       }
-      Fields fields(p, stop, layout_.separator);
-      std::string_view content;
-      if (!fields.read(content) || !parse_field(content, *out)) return nullptr;
+      p = parse_unusual_number(p, stop, *out, ended);
+      if (p == nullptr) return nullptr;
       ++out;
-      p = fields.position();
-      ended = fields.at_end();
       if (p - 1 != field_end) ends.restart(p);  // a quoted separator
     }
     return p;
+  }
+
+  // Returns where the next field begins; nullptr if this one is no number. Inlined, it made the loop
+  // over plain numbers up to 45 % slower.
+  [[gnu::noinline]] const char* parse_unusual_number(const char* p, const char* stop, T& out,
+                                                     bool& ended) const {
+    Fields fields(p, stop, layout_.separator);
+    std::string_view content;
+    if (!fields.read(content) || !parse_field(content, out)) return nullptr;
+    ended = fields.at_end();
+    return fields.position();
   }
 
   bool parse_field(std::string_view content, T& out) const {
