@@ -56,44 +56,38 @@ def scaled(frames, *fit):
     return [((frames[role][FEATURES] - low) / span).to_numpy() for role in ("train", "test")]
 
 
-def candles(frames, parts, *, shuffle, nrows=0, seed=2017):
-    """Parts of the rows as CANDLE's load_csv_data makes them: (profiles, one-hot types) by role."""
-    train, test = (frames[role].head(nrows or None) for role in ("train", "test"))
+SPLITS = {"p1b1": ["--model=cvae", "--val_split=0.5"], "p1b2": ["--val_split=0.2"]}
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(("name", "nrows"), [*(("p1b1", n) for n in (0, 2, 20, 400)), ("p1b2", 0)])
+def test_cases_are_taken_shuffled_scaled_and_split_as_in_candle(
+    prepared, frames, name, nrows, shuffle
+):
+    """By what CANDLE's load_csv_data does."""
+    taken = [f"--train_samples={nrows}"] * (name == "p1b1")
+    data = prepared(name, *SPLITS[name], f"--shuffle={shuffle}", *taken)
+    num = min(nrows or 40, 40)
+    parts = {"train": (8, num), "validation": (0, 8), "test": (num, None)}
+    if name == "p1b1":
+        parts |= {"train": (0, num // 2), "validation": (num // 2, num)}
+    files = [frames[role].head(nrows or None) for role in ("train", "test")]
     if shuffle:
-        train, test = (frame.sample(frac=1, random_state=seed) for frame in (train, test))
-    together = pd.concat([train, test])
+        files = [frame.sample(frac=1, random_state=2017) for frame in files]
+    together = pd.concat(files)
     types = pd.get_dummies(together["cancer_type"]).to_numpy(np.float32)
     values = together[FEATURES]
-    span = (values.max() - values.min()).replace(0, 1)
-    profiles = ((values - values.min()) / span).to_numpy(np.float32)
-    return {role: (profiles[a:b], types[a:b]) for role, (a, b) in parts.items()}
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("nrows", [0, 2, 20, 400])
-def test_p1b1_takes_shuffles_scales_and_splits_as_candle_does(prepared, frames, nrows, shuffle):
-    flags = ["--model", "cvae", "--train_samples", str(nrows), "--shuffle", str(shuffle)]
-    data = prepared("p1b1", *flags, "--val_split", "0.5")
-    num = min(nrows or 40, 40)
-    parts = {"train": (0, num // 2), "validation": (num // 2, num), "test": (num, None)}
-    expected = candles(frames, parts, nrows=nrows, shuffle=shuffle)
-    for role, (profiles, types) in expected.items():
-        (x, condition), y = getattr(data, role)[:]
-        np.testing.assert_allclose(x, profiles, atol=1e-6)
-        np.testing.assert_array_equal(y, x)
-        np.testing.assert_array_equal(condition, types)
-    assert data.types == sorted(frames["test"]["cancer_type"].unique())[: len(data.types)]
-    np.testing.assert_array_equal(data.test_types, expected["test"][1].argmax(axis=1))
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_p1b2_shuffles_scales_and_splits_as_candle_does(prepared, frames, shuffle):
-    data = prepared("p1b2", "--val_split", "0.2", "--shuffle", str(shuffle))
-    parts = {"validation": (0, 8), "train": (8, 40), "test": (40, None)}
-    for role, (profiles, types) in candles(frames, parts, shuffle=shuffle).items():
-        features, one_hot = getattr(data, role)[:]
-        np.testing.assert_allclose(features, profiles, atol=1e-6)
-        np.testing.assert_array_equal(one_hot, types)
+    profiles = ((values - values.min()) / (values.max() - values.min()).replace(0, 1)).to_numpy()
+    for role, (first, last) in parts.items():
+        x, y = getattr(data, role)[:]
+        features, one_hot = x if name == "p1b1" else (x, y)
+        np.testing.assert_allclose(features, profiles[first:last], atol=1e-6)
+        np.testing.assert_array_equal(one_hot, types[first:last])
+        if name == "p1b1":
+            np.testing.assert_array_equal(y, features)
+    if name == "p1b1":
+        assert data.types == sorted(frames["test"]["cancer_type"].unique())[: len(data.types)]
+        np.testing.assert_array_equal(data.test_types, types[num:].argmax(axis=1))
 
 
 def test_p1b1_can_use_only_landmark_genes_in_table_order(prepared, frames, tmp_path):
@@ -193,21 +187,29 @@ def test_features_in_another_order_are_found_by_name(prepared, frames, tmp_path,
 
 
 @pytest.mark.parametrize("fit", ["all", "train"])
-@pytest.mark.parametrize("name", ["p1b1", "p1b2"])
+@pytest.mark.parametrize("name", ["nt3", "p1b1", "p1b2"])
 def test_validation_cases_of_ones_own_are_scaled_with_the_others(
     prepared, frames, tmp_path, name, fit
 ):
     own = frames["test"].head(5).assign(case_id=[f"own-{i}" for i in range(5)], gene0=20.0)
     own.to_csv(tmp_path / "own.csv", index=False)
-    data = prepared(name, f"--val_data={tmp_path}/own.csv", "--scaling_fit", fit, "--shuffle=0")
+    if name == "nt3":  # whose tables have no header, and the class first
+        for role, frame in {**frames, "own": own}.items():
+            frame = frame[FEATURES].assign(cancer_type=np.arange(len(frame)) % 2)
+            frame = frame[["cancer_type", *FEATURES]]
+            frame.to_csv(tmp_path / f"{role}.csv", index=False, header=False)
+    flags = ["--scaling", "minmax"] if name == "nt3" else ["--shuffle=0"]
+    data = prepared(name, f"--val_data={tmp_path}/own.csv", "--scaling_fit", fit, *flags)
     fitted = [frames["train"], *([frames["test"], own] if fit == "all" else [])]
     train, _ = scaled(frames, *fitted)
-    np.testing.assert_allclose(data.train[:][0], train, atol=1e-6)
+    features = [part[:][0].reshape(len(part), -1) for part in (data.train, data.validation)]
+    np.testing.assert_allclose(features[0], train, atol=1e-6)
     values = pd.concat(fitted)["gene0"]
     expected = (20 - values.min()) / (values.max() - values.min())
-    np.testing.assert_allclose(data.validation[:][0][:, 0], expected, rtol=1e-6)
+    np.testing.assert_allclose(features[1][:, 0], expected, rtol=1e-6)
     assert len(data.validation) == 5
     assert prepared.reader.identify()["validation"]["path"].endswith("own.csv")
-    own.rename(columns={"gene3": "other"}).to_csv(tmp_path / "own.csv", index=False)
-    with pytest.raises(DataError, match=r"own\.csv: it lacks .*'gene3'"):
-        prepared(name, f"--val_data={tmp_path}/own.csv")
+    if name != "nt3":
+        own.rename(columns={"gene3": "other"}).to_csv(tmp_path / "own.csv", index=False)
+        with pytest.raises(DataError, match=r"own\.csv: it lacks .*'gene3'"):
+            prepared(name, f"--val_data={tmp_path}/own.csv")

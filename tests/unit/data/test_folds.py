@@ -111,20 +111,3 @@ def test_a_class_that_is_not_on_both_sides_is_told(cohort):
     (cohort / "p1b2.csv").write_text(table.replace("case7,A", "case7,C"))
     warned = [load("p1b2", cohort, "--folds=5", f"--fold={i}")[1].warnings for i in range(1, 6)]
     assert all("the classes C are not on both sides" in "".join(each) for each in warned)
-
-
-@pytest.mark.parametrize("fit", ["all", "train"])
-def test_validation_samples_of_ones_own_are_scaled_with_the_others(tmp_path, fit):
-    for name, rows in {"train": "0,1\n1,-2\n", "test": "1,4\n", "own": "0,-8\n"}.items():
-        (tmp_path / name).write_text(rows)
-    nt3 = find_benchmark("nt3")
-    files = [
-        f"--{role}_data={tmp_path / name}"
-        for role, name in {"train": "train", "test": "test", "val": "own"}.items()
-    ]
-    params = nt3.read_parameters([*files, "--scaling_fit", fit])
-    reader = Reader(locate_files(nt3, params))
-    data = nt3.preprocess(nt3.load_data(reader, params), params)
-    largest = 8 if fit == "all" else 2
-    for samples, values in ((data.train, [1, -2]), (data.validation, [-8]), (data.test, [4])):
-        np.testing.assert_array_equal(samples[:][0].ravel(), np.array(values) / largest)

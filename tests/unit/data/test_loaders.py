@@ -1,12 +1,9 @@
 import bz2
-import gzip
 import os
 import re
-from functools import partial
 from importlib.util import find_spec
 
 import numpy as np
-import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +13,7 @@ from candle_p1.data.loaders import FRAME_READERS
 from candle_p1.data.source import Loading
 from candle_p1.data.table import CsvLayout, Table, TextColumn
 from candle_p1.errors import DataError, ParameterError
+from tests.unit.data.conftest import compress_gzip, compress_zstd
 
 READERS = loaders.installed_readers()
 METHODS = pytest.mark.parametrize("method", READERS)
@@ -29,10 +27,9 @@ TEXT_MISSING = CsvLayout(True, ("t",), "\t", ("na", "-", ""))
 GAPS = [[np.nan, 1], [2, np.nan]]
 BLANK_LINES = ("  \n", "\n \t\n", "\r\n \r\n")
 FOR_ZSTD = pytest.mark.skipif(not find_spec("zstandard"), reason="pandas needs zstandard")
-compress_gzip = partial(gzip.compress, mtime=0)  # names of tests contain the bytes
 LINES = [b"1,2.5\n", b"3,", b"", b"4\n"]
 GZIP = b"".join(map(compress_gzip, LINES))
-ZSTD = b"".join(pyarrow.compress(line, "zstd", asbytes=True) for line in LINES)
+ZSTD = b"".join(map(compress_zstd, LINES))
 """Several members or frames, one of them empty; the second line is in two."""
 
 

@@ -1,18 +1,15 @@
 """The blocks of plain and of compressed tables, with sources that wait for events, not for time."""
 
 import errno
-import gzip
 import sys
 import threading
 from collections import defaultdict
-from functools import partial
 from itertools import count
 from pathlib import Path
 
 import numpy as np
-import pyarrow
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from candle_p1.data import read_ahead
@@ -25,18 +22,10 @@ from candle_p1.data.table import CsvLayout
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import DataError
 from candle_p1.instrument import reading
-from tools.simulated import SimulatedJob
+from tests.unit.data.conftest import compress_gzip, compress_zstd, read_by_job
 
 LIMIT_S = 60
 """How long a test waits for an event before it fails."""
-compress_gzip = partial(gzip.compress, mtime=0)  # names of tests contain the bytes
-compress_zstd = partial(pyarrow.compress, codec="zstd", asbytes=True)
-SKIPPED = b"\x50\x2a\x4d\x18\4\0\0\0abcd"
-"""A frame of zstd without content, as several threads write first and seekable files last."""
-PACKS = {
-    "gz": lambda parts: b"".join(map(compress_gzip, parts)) + bytes(9),  # as padded on tapes
-    "zst": lambda parts: SKIPPED + b"".join(map(compress_zstd, parts)) + SKIPPED,
-}
 
 
 class Bytes(Source):
@@ -115,62 +104,6 @@ def test_a_block_that_cannot_be_read_has_an_error_and_other_errors_are_raised():
             ahead.take()
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return tmp_path_factory.mktemp("table") / "table"
-
-
-@st.composite
-def packed(draw):
-    """Rows, the bytes of a compressed file of them, and in how many members it has these."""
-    row = st.tuples(st.integers(-(10**9), 10**9), st.decimals(-100, 100, places=5))
-    rows = draw(st.lists(row, min_size=1, max_size=30))
-    newline = draw(st.sampled_from(["\n", "\r\n"]))
-    text = newline.join(f"{a},{b}" for a, b in rows) + newline * draw(st.booleans())
-    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=4)))  # equal ones: empty
-    bounds = zip([0, *cuts], [*cuts, None], strict=True)
-    parts = [text.encode()[first:last] for first, last in bounds]
-    return rows, PACKS[draw(st.sampled_from(list(PACKS)))](parts), len(parts)
-
-
-def read_by_job(path, num_ranks, ranks_per_node, block_bytes, num_threads):
-    """Returns the values that each rank reads, or its error."""
-
-    def read(comm):
-        try:
-            loading = Loading(comm=comm, block_bytes=block_bytes, num_threads=num_threads)
-            return read_together(path, CsvLayout(), loading).values.tobytes()
-        except DataError as error:
-            return str(error)
-
-    return SimulatedJob(num_ranks, ranks_per_node).run(read)
-
-
-JOBS = st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(8, 300), st.integers(1, 3))
-
-
-@settings(max_examples=25)
-@given(JOBS, packed(), st.data())
-def test_every_job_reads_what_the_text_says_and_damage_is_an_error_of_all(path, job, table, data):
-    rows, packed, num_parts = table
-    path.write_bytes(packed)
-    whole = np.array([[float(a), float(b)] for a, b in rows], np.float32).tobytes()
-    assert read_by_job(path, *job) == [whole] * job[0]
-    content = bytearray(packed)
-    place = data.draw(st.integers(4, len(content) - 1))
-    if data.draw(st.booleans()):
-        content[place] ^= data.draw(st.integers(1, 255))
-    else:
-        del content[place:]
-    path.write_bytes(content)
-    first, *others = read_by_job(path, *job)
-    assert others == [first] * len(others)
-    # pyarrow adds no digest, and a file may be cut between members. Bytes that say when a file
-    # was made, or that pad it, do not matter.
-    if packed.startswith(b"\x1f\x8b") and num_parts == 1:
-        assert first == whole or f"{path}: the file is damaged" in str(first), first
-
-
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
@@ -183,7 +116,7 @@ def test_every_job_reads_what_the_text_says_and_damage_is_an_error_of_all(path, 
 )
 def test_what_cannot_be_read_is_refused_by_all_ranks(tmp_path, name, content, problem):
     (tmp_path / name).write_bytes(content)
-    errors = read_by_job(tmp_path / name, 3, 2, 32, 1)
+    errors = read_by_job(tmp_path / name, block_bytes=32, num_threads=1)
     assert errors == [errors[0]] * 3
     assert str(tmp_path / name) in errors[0]
     assert problem in errors[0]
@@ -202,7 +135,7 @@ def test_libraries_that_decompress_may_be_missing(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "isal", None)
     path.write_bytes(compress_gzip(b"1,2\n" * 1000))
     assert read_together(path, CsvLayout()).values.tolist() == [[1, 2]] * 1000
-    path.write_bytes(PACKS["zst"]([b"1,2\n"]))
+    path.write_bytes(compress_zstd(b"1,2\n"))
     with pytest.raises(DataError, match=r"reading .zst needs pyarrow.*candle-p1\[readers\]"):
         read_together(path, CsvLayout())
 

@@ -142,7 +142,7 @@ for _ in range(3):
     watchdog.count_steps(1)
 with output_to_file(record.parent / "rank.log"):
     print("last words")  # not flushed
-    os.write(3, b"ready\\n")
+    os.write(3, b"%d\\n" % (watchdog._server.pid if watchdog._server else 0))
     if what == "error":
         told = watchdog.report_error("ValueError: no", "Traceback")
         watchdog.close()
@@ -156,6 +156,7 @@ with output_to_file(record.parent / "rank.log"):
     time.sleep(600)  # until it is killed
 """
 ENDS = {
+    **{f"on orphan-{n}": ("failed", "nobody watched it any more", 3) for n in (9, 19)},
     "on killed": ("failed", "rank 0 .* died during train", -9),
     "on aborts": ("failed", "rank 0 .* ended during train by itself", -6),
     "on stuck": ("interrupted", "SIGTERM", 143),
@@ -177,14 +178,16 @@ def test_the_record_says_how_a_process_ended(tmp_path):
         with (record.parent / "errors").open("wb") as errors:
             processes[name] = subprocess.Popen(
                 ["bash", "-c", 'exec "$@" 3>&1', "bash", *command],
-                env=os.environ | {watchdog.OFF_VARIABLE: on},
+                env=os.environ | {watchdog.OFF_VARIABLE: on, "CANDLE_P1_STOPPED_S": "1"},
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
             )
     for name, process in processes.items():
-        assert process.stdout.readline() == "ready\n"
-        if not any(what in name for what in ("error", "aborts")):
+        server = int(process.stdout.readline())
+        if "orphan" in name:  # the watchdog dies or is stopped
+            os.kill(server, int(name.partition("-")[2]))
+        elif not any(what in name for what in ("error", "aborts")):
             process.send_signal(signal.SIGKILL if "killed" in name else signal.SIGTERM)
     for name, process in processes.items():
         status, reason, code = ENDS[name]
@@ -196,8 +199,11 @@ def test_the_record_says_how_a_process_ended(tmp_path):
         record = read_record(path)
         assert record["status"] == status, name
         failure = record["failure"]
-        assert (failure["rank"], failure["phase"], failure["steps"]) == (0, "train", 3)
+        rank, phase = (None, None) if "orphan" in name else (0, "train")
+        assert (failure["rank"], failure.get("phase"), failure["steps"]) == (rank, phase, 3)
         assert re.search(reason, failure["reason"])
+        if "orphan" in name:
+            assert f"the watchdog (host {socket.gethostname()}, pid " in errors, name
         if code in (5, 143):  # told on the screen, and nothing of the log is lost
             assert errors.count("the job ends: ") == 1, name
             assert (tmp_path / name / "rank.log").read_text() == "last words\n", name

@@ -19,9 +19,7 @@ from candle_p1.failure import agent
 from candle_p1.failure._native import Agent
 from candle_p1.failure.agent import ABORT_DELAY
 from candle_p1.failure.protocol import Inbox, encode_order
-from candle_p1.records.record import make_record, write_record
 from tests.conftest import wait_until
-from tests.records import RUNNING, read_record
 
 pytestmark = pytest.mark.extended  # slow; in `make test`, test_installation.py kills a rank
 
@@ -167,40 +165,6 @@ def test_a_process_that_ends_itself_leaves_a_last_word(begin, what, code, has_wo
     process, far = begin(what)
     assert list(lines_of(far)).count({"last_word": True}) == has_word
     assert process.wait(timeout=20) == code
-
-
-SERVED = """
-import os, pathlib, sys
-from candle_p1.distributed.comm import SerialCommunicator
-from candle_p1.distributed.watchdog import watch
-
-watchdog = watch(SerialCommunicator(), pathlib.Path(sys.argv[1]))
-watchdog.report_record(pathlib.Path(sys.argv[1]))
-watchdog.count_steps(1)
-print(watchdog._server.pid, flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_run_whose_watchdog_dies_ends_and_its_record_says_so(tmp_path, number):
-    record = tmp_path / "run.json"
-    write_record(record, make_record(RUNNING | {"num_ranks": 1}))
-    command = [sys.executable, "-c", SERVED, str(record)]
-    environment = os.environ | {"CANDLE_P1_STOPPED_S": "1"}
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(command, env=environment, text=True, **pipes) as process:
-        server = psutil.Process(int(process.stdout.readline()))
-        server.send_signal(number)
-        assert process.wait(timeout=30) == 3
-        assert f"the watchdog (host {socket.gethostname()}, pid {server.pid}) died" in (
-            process.stderr.read()
-        )
-    wait_until(lambda: read_record(record)["status"] == "failed", 20)
-    failure = read_record(record)["failure"]
-    assert (failure["rank"], failure["steps"]) == (None, 1)
-    assert "nobody watched it any more" in failure["reason"]
-    assert is_gone(server)
 
 
 RANK = """

@@ -1,5 +1,5 @@
-import time
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from candle_p1.instrument.power.gpus import JobGpus
 from candle_p1.instrument.power.sampler import Sampler
 from candle_p1.records.power_trace import Channel, Energy, Trace, write_traces
 from candle_p1.records.types import AbsentSource
+from tests.unit.instrument.conftest import Clock, replaying, sample
 
 PACKAGE = Channel("package-0", "package 0", "cpu", "rapl", "energy", resolution_s=0.001)
 DRAM = Channel("dram-0", "memory of package 0", "memory", "rapl", "energy", resolution_s=0.001)
@@ -137,52 +138,49 @@ def test_a_reason_that_several_nodes_share_is_given_once():
 
 
 @pytest.fixture
-def sampler(tmp_path):
-    """A sampler that reads a recording of 10 s."""
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def sampler(tmp_path, clock):
+    """A sampler of a recording of 10 s."""
     times_s = np.arange(101) / 10
     traces = [
         Trace(PACKAGE, times_s, 100 * times_s, 0.1),
         Trace(GPU_POWER, times_s, 200 + 10 * times_s, 0.1),
     ]
     write_traces(tmp_path / "power.csv", traces, node=0, start_s=0.0)
-    with Sampler(open_sources(f"replay:{tmp_path}/power.csv", JobGpus()).sources, 50) as sampler:
-        yield sampler
+    return replaying(tmp_path / "power.csv", clock, hz=50.0)
 
 
-def section_of(sampler, *intervals):
-    """Returns the section for phases: names and when they begin and end, in s from the start."""
-    start_s = sampler.start_s
-    phases = [(name, start_s + begin, start_s + end) for name, begin, end in intervals]
-    return combine([measure_node(sampler, phases, node=0, absent={}, trace="power.csv")])
+def test_energies_of_a_replay_add_up_from_the_first_sample_on(sampler, clock):
+    def section_of(*bounds_s):
+        names = zip(("startup", "load", "train", "load"), pairwise(bounds_s), strict=False)
+        phases = [(name, 100 + begin, 100 + end) for name, (begin, end) in names]
+        return combine([measure_node(sampler, phases, node=0, absent={}, trace="power.csv")])
 
-
-def test_energies_of_a_replay_add_up_from_the_first_sample_on(sampler):
-    time.sleep(0.5)
-    sampler.stop()
-    phases = [("startup", 0, 0.1), ("load", 0.1, 0.25), ("train", 0.25, 0.4), ("load", 0.4, 0.5)]
-    section = section_of(sampler, *phases)
+    sample(sampler, clock, 26).stop()
+    section = section_of(0, 0.1, 0.25, 0.4, 0.5)
     assert (section.kind, section.traces) == ("simulated", ["power.csv"])
     assert list(section.phases) == ["startup", "load", "train"]
     assert section.total_j == pytest.approx(0.5 * (100 + 202.5), rel=1e-3)
     added_j = sum(phase.energy_j for phase in section.phases.values())
     assert added_j == pytest.approx(section.total_j, rel=1e-3)
-    section = section_of(sampler, ("startup", -5, 0.1), ("load", 0.1, 0.4))
+    section = section_of(-5, 0.1, 0.4)
     assert section.phases["startup"].kind == "absent"
     assert section.total_s == pytest.approx(0.4)
     assert section.total_j == pytest.approx(0.4 * (100 + 202), rel=1e-3)
 
 
-def test_the_energy_so_far_is_known_while_sampling_goes_on(sampler):
-    totals_s = []
-    for _ in range(2):
-        time.sleep(0.3)
-        section = combine([measure_so_far(sampler, sampler.start_s, 0)])
-        assert section.kind == "simulated"
-        assert section.mean_w == pytest.approx(100 + 200 + 5 * section.total_s, rel=1e-3)
-        totals_s.append(section.total_s)
-    assert totals_s[1] > totals_s[0] + 0.2
+def test_the_energy_so_far_is_known_while_sampling_goes_on(sampler, clock):
+    for total_s in (0.3, 0.6):
+        sample(sampler, clock, 16 if total_s == 0.3 else 15)
+        section = combine([measure_so_far(sampler, 100.0, 0)])
+        assert (section.kind, section.total_s) == ("simulated", pytest.approx(total_s))
+        assert section.mean_w == pytest.approx(100 + 200 + 5 * total_s, rel=1e-3)
     with sampler._lock:  # as while a sensor does not answer
-        assert measure_so_far(sampler, sampler.start_s, 0) is None
+        assert measure_so_far(sampler, 100.0, 0) is None
 
 
 def test_a_run_that_measures_nothing_is_absent():

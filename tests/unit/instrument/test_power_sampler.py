@@ -12,47 +12,17 @@ from hypothesis import strategies as st
 
 from candle_p1.errors import DataError
 from candle_p1.instrument.power import sampler as sampler_module
-from candle_p1.instrument.power.choose import ReplaySource
-from candle_p1.instrument.power.sampler import PowerSource, Sampler, SensorError
+from candle_p1.instrument.power.sampler import Sampler, SensorError
 from candle_p1.records.power_trace import COLUMNS, Channel, Trace, read_traces, write_traces
+from tests.unit.instrument.conftest import Clock, Source, replaying, sample
 
 COUNTER = Channel("package-0", "package 0", "cpu", "rapl", "energy", limit_w=2000.0)
 GAUGE = Channel("gpu:GPU-1", "NVIDIA H100, 80 GB", "gpu", "nvml", "power", 1e-3, resolution_s=0.1)
 OTHER = replace(GAUGE, device="gpu:GPU-2")
 
 
-class Clock:
-    def __init__(self, now_s=100.0):
-        self.now_s = now_s
-
-    def __call__(self):
-        return self.now_s
-
-
-class Source(PowerSource):
-    """Gives values, or raises errors, one after the other; from functions of time, if given."""
-
-    def __init__(self, channels, clock=None):
-        self.channels, self._clock, self._values = list(channels), clock, dict(channels)
-
-    def read(self, channel):
-        values = self._values[channel]
-        value = values(self._clock()) if self._clock else values.pop(0)
-        if isinstance(value, Exception):
-            raise value
-        return value
-
-
 def gauge(clock, channel=GAUGE):
     return Source({channel: lambda t: 300_000}, clock)
-
-
-def sample(sources, clock, num, hz=10.0):
-    sampler = Sampler(sources, hz, clock)
-    for _ in range(num):
-        sampler.sample()
-        clock.now_s += 1 / hz
-    return sampler
 
 
 def energies_of(sampler, begin_s, end_s):
@@ -78,7 +48,8 @@ def test_a_sensor_that_fails_repeatedly_ends_its_trace_and_nothing_else(
     channel, values, energies_j
 ):
     clock = Clock()
-    sampler = sample([Source({channel: values[:]}), gauge(clock, OTHER)], clock, 50)
+    sources = [Source({channel: values[:]}), gauge(clock, OTHER)]
+    sampler = sample(Sampler(sources, 10.0, clock), clock, 50)
     bounds_s = ((100, 101.9), (100, 104.9), (103, 104.9))
     found = [energies_of(sampler, *each) for each in bounds_s]
     assert [each[channel].energy_j for each in found] == pytest.approx(energies_j)
@@ -91,11 +62,9 @@ def test_a_sensor_that_fails_repeatedly_ends_its_trace_and_nothing_else(
 @pytest.mark.parametrize("step_s", [-0.5, -1000.0, 5.0])
 def test_a_step_of_the_clock_does_not_give_a_wrong_energy(step_s):
     clock = Clock()
-    sampler = sample([gauge(clock)], clock, 50)
+    sampler = sample(Sampler([gauge(clock)], 10.0, clock), clock, 50)
     clock.now_s += step_s - 0.1
-    for _ in range(50):
-        sampler.sample()
-        clock.now_s += 0.1
+    sample(sampler, clock, 50)
     end_s = clock.now_s - 0.1
     found = energies_of(sampler, 100, end_s)[GAUGE]
     expected_j = None if step_s == -1000 else pytest.approx(300 * (end_s - 100), rel=1e-3)
@@ -104,14 +73,17 @@ def test_a_step_of_the_clock_does_not_give_a_wrong_energy(step_s):
     assert bool(sampler.notes) == (step_s < 0)
 
 
-def test_a_source_that_cannot_start_is_absent(monkeypatch):
+def test_what_cannot_be_read_is_absent_for_a_reason(monkeypatch):
     source = gauge(Clock())
+    source.absent = {COUNTER: "the card is divided by MIG"}
     monkeypatch.setattr(source, "start", lambda: 1 / 0)
     with Sampler([source], 100) as sampler:
         pass
-    (trace,) = sampler.traces()
-    assert "division by zero" in trace.ended
-    assert not len(trace.times_s)
+    found = {trace.channel: trace for trace in sampler.traces()}
+    assert "division by zero" in found[GAUGE].ended
+    assert not len(found[GAUGE].times_s)
+    energy = found[COUNTER].energy(100, 101)
+    assert (energy.kind, energy.reason) == ("absent", "the card is divided by MIG")
 
 
 def test_the_thread_samples_from_start_to_stop_at_its_rate():
@@ -146,15 +118,6 @@ def test_a_sensor_that_does_not_answer_does_not_delay_the_run(monkeypatch):
     hang.set()
 
 
-def test_absent_devices_have_empty_traces():
-    clock = Clock()
-    source = gauge(clock)
-    source.absent = {COUNTER: "the card is divided by MIG"}
-    found = energies_of(sample([source], clock, 10), 100, 100.9)
-    assert found[GAUGE].kind == "measured"
-    assert (found[COUNTER].kind, found[COUNTER].reason) == ("absent", "the card is divided by MIG")
-
-
 TIMES_S = st.lists(st.floats(0, 1e6), min_size=1, max_size=20, unique=True).map(sorted)
 NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1)
 CHANNELS = st.builds(
@@ -187,23 +150,17 @@ def recording(tmp_path):
     """A file of 60 s: a package at 100 W and a GPU that rises to 300 W."""
     clock = Clock()
     functions = {COUNTER: lambda t: 100 * t, GAUGE: lambda t: 1e3 * min(300, 5 * (t - 100))}
-    sampler = sample([Source(functions, clock)], clock, 601)
+    sampler = sample(Sampler([Source(functions, clock)], 10.0, clock), clock, 601)
     path = tmp_path / "power-0000.csv"
     write_traces(path, sampler.traces(), node=0, start_s=100.0)
     return path
 
 
-def replay(path, num, hz=10.0, start_s=100.0):
-    """Returns a recording's channels and a sampler that has replayed it."""
-    clock = Clock(start_s)
-    source = ReplaySource(path, clock)
-    source.start()
-    return source.channels, sample([source], clock, num, hz)
-
-
 @pytest.mark.parametrize("hz", [10.0, 3.7, 25.0])
 def test_a_replay_has_the_energies_of_the_recording(recording, hz):
-    (counter, gauge), sampler = replay(recording, int(59.5 * hz), hz, start_s=5000.0)
+    clock = Clock(5000.0)
+    sampler = sample(replaying(recording, clock, hz), clock, int(59.5 * hz))
+    counter, gauge = (trace.channel for trace in sampler.traces())
     bounds_s = [5000, 5000.3, 5017.77, 5020, 5055.1]
     assert counter.source == "replay:rapl"
     total = energies_of(sampler, bounds_s[0], bounds_s[-1])
@@ -216,7 +173,8 @@ def test_a_replay_has_the_energies_of_the_recording(recording, hz):
 
 
 def test_energy_is_absent_after_the_end_of_a_replay(recording):
-    _, sampler = replay(recording, 700)
+    clock = Clock()
+    sampler = sample(replaying(recording, clock), clock, 700)
     for energy in energies_of(sampler, 100, 165).values():
         assert (energy.kind, energy.energy_j) == ("absent", None)
         assert "60.000 s" in energy.reason

@@ -99,8 +99,9 @@ def pm_counters(tmp_path):
     return tmp_path
 
 
-def test_cray_reads_the_node_and_its_parts(pm_counters):
-    source = CraySource(pm_counters)
+def test_cray_reads_the_node_and_its_parts_while_they_are_updated(pm_counters):
+    now_s = 0.0
+    source = CraySource(pm_counters, clock=lambda: now_s)
     found = {c.device: (c.domain, c.reading, c.resolution_s) for c in source.channels}
     assert found == {
         "node": ("node", "energy", 0.1),
@@ -109,21 +110,15 @@ def test_cray_reads_the_node_and_its_parts(pm_counters):
         "accel0": ("gpu", "energy", 0.1),
     }
     counted = {"node": 81234567, "cpu": 21234567, "memory": 35, "accel0": 31234567}
+    now_s = 1.9
+    assert values(source) == counted
+    now_s = 2.1
+    assert all(isinstance(value, SensorError) for value in values(source).values())
+    (pm_counters / "freshness").write_text("4712\n")
     assert values(source) == counted
     for malformed in ("", "12", "abc J 1 us", "81234567 W 1 us"):
         (pm_counters / "energy").write_text(malformed)
         assert isinstance(values(source)["node"], SensorError)
-
-
-def test_cray_counters_that_are_no_longer_updated_fail(pm_counters):
-    now_s = 0.0
-    source = CraySource(pm_counters, clock=lambda: now_s)
-    now_s = 1.9
-    assert values(source)["node"] == 81234567
-    now_s = 2.1
-    assert all(isinstance(value, SensorError) for value in values(source).values())
-    (pm_counters / "freshness").write_text("4712\n")
-    assert values(source)["node"] == 81234567
 
 
 UUIDS = ["GPU-aa11", "GPU-ab22", "GPU-cc33", "GPU-dd44"]
@@ -285,28 +280,25 @@ def test_nvml_reads_the_counter_or_else_the_power_of_a_jobs_cards(
         assert channel.device.startswith(f"{channel.domain}:")
     source.stop()
     assert nvml.num_open == 0
+    power = NvmlSource(JobGpus([cuda("0")]), ("power",))  # on request
+    assert {channel.reading for channel in power.channels} <= {"power"}
 
 
-def test_nvml_reads_the_power_on_request(install_nvml):
-    install_nvml(H100)
-    source = NvmlSource(JobGpus(), ("power",))
-    assert ([c.reading for c in source.channels], values(source)) == (["power"], {AA: 310_000})
-
-
-@pytest.mark.parametrize("visible", ["MIG-6f1a", ""])
-def test_nvml_is_closed_if_there_is_nothing_to_read(install_nvml, visible):
-    nvml = install_nvml(H100)
-    with pytest.raises(SensorError, match=visible or "NVIDIA"):
-        NvmlSource(JobGpus([cuda(visible)]))
-    assert nvml.num_open == 0
-
-
-@pytest.mark.parametrize("name", ["nvmlDeviceGetCount", "nvmlInit"])
-def test_nvml_that_cannot_be_used_is_absent(install_nvml, name):
+@pytest.mark.parametrize(
+    ("visible", "broken", "problem"),
+    [
+        ("MIG-6f1a", None, "MIG-6f1a"),
+        ("", None, "NVIDIA"),
+        ("0", "nvmlDeviceGetCount", "Not Supported"),
+        ("0", "nvmlInit", "Not Supported"),
+    ],
+)
+def test_nvml_is_closed_if_there_is_nothing_to_read(install_nvml, visible, broken, problem):
     nvml = install_nvml({})
-    setattr(nvml, name, lambda *card: nvml.nvmlDeviceGetPowerUsage(UUIDS[0]))
-    with pytest.raises(SensorError, match="Not Supported"):
-        NvmlSource(JobGpus())
+    if broken:
+        setattr(nvml, broken, lambda: nvml.get(UUIDS[0], "power"))
+    with pytest.raises(SensorError, match=problem):
+        NvmlSource(JobGpus([cuda(visible)]))
     assert nvml.num_open == 0
 
 
@@ -346,26 +338,25 @@ def install_amd(monkeypatch):
 
 
 @pytest.mark.parametrize("key", ["energy_accumulator", "power"])
-def test_amd_reads_the_counter_in_its_own_unit(install_amd, key):
-    smi = install_amd(2, {"average_socket_power": 290}, 1 / 15.259e-6, key)
+@pytest.mark.parametrize("wrong_by", [1.0, 0.0, 0.1, 16])
+@pytest.mark.parametrize("power_w", [290, 0])
+def test_amd_does_not_trust_a_counter_that_contradicts_the_power(
+    install_amd, key, wrong_by, power_w
+):
+    power = {"current_socket_power": "N/A", "average_socket_power": power_w}
+    smi = install_amd(2, power, wrong_by / 15.259e-6, key)
     source = AmdSource(JobGpus([{"ROCR_VISIBLE_DEVICES": "1"}]))
-    (channel,) = source.channels
-    assert (channel.device, channel.reading) == ("gpu:uuid-1", "energy")
-    (count,) = source.sample()
-    assert count * channel.unit == pytest.approx(300 * gpus.TRIAL_S, rel=1e-3)
+    (channel,) = (*source.channels, *source.absent)
+    assert channel.device == "gpu:uuid-1"
+    if wrong_by == 1 and power_w:
+        assert channel.reading == "energy"
+        (count,) = source.sample()
+        assert count * channel.unit == pytest.approx(300 * gpus.TRIAL_S, rel=1e-3)
+    else:
+        assert (channel.reading, channel.unit) == ("power", 1.0)
+        assert list(source.sample()) == ([290] if power_w else [])
     source.stop()
     assert smi.num_open == 0
-
-
-@pytest.mark.parametrize("wrong_by", [0.0, 0.1, 16])
-@pytest.mark.parametrize("power_w", [290, 0])
-def test_amd_does_not_trust_a_counter_that_contradicts_the_power(install_amd, wrong_by, power_w):
-    power = {"current_socket_power": "N/A", "average_socket_power": power_w}
-    install_amd(1, power, wrong_by * 65536)
-    source = AmdSource(JobGpus())
-    found = [(channel.reading, channel.unit) for channel in (*source.channels, *source.absent)]
-    assert found == [("power", 1.0)]
-    assert list(source.sample()) == ([290] if power_w else [])
 
 
 @pytest.mark.parametrize("lost", ["amdsmi_get_gpu_device_uuid", "amdsmi_get_gpu_asic_info"])

@@ -23,6 +23,7 @@ from candle_p1 import ops  # noqa: E402
 from candle_p1.models import fast  # noqa: E402
 from candle_p1.models.fast.convolution_algorithms import Convolution, tile_products  # noqa: E402
 from candle_p1.models.fast.layers import Conv1D, MaxPooling1D  # noqa: E402
+from tests.unit.models.conftest import values_and_gradients  # noqa: E402
 
 CLOSE = 2e-5
 """The largest difference, relative to the largest value: a hundred roundings of float32."""
@@ -38,23 +39,8 @@ def network(length, channels, convolutions):
 
 
 def compute(model, x, kind):
-    """Returns outputs, and gradients of a function of them to the inputs and all weights."""
     fast.choose(kind, on_cpu=True)
-
-    @tf.function
-    def values_and_gradients(x):
-        sources = [x, *(v.value for v in model.trainable_variables)]
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = model(x)
-            loss = tf.reduce_sum(tf.sin(3 * y))
-        gradients = tape.gradient(loss, sources)
-        # The log of communication needs the shapes while the step is traced.
-        assert [each.shape for each in gradients] == [each.shape for each in sources]
-        assert y.shape == (len(x), *model.output_shape[1:])
-        return y, *gradients
-
-    return [each.numpy() for each in values_and_gradients(tf.constant(x))]
+    return values_and_gradients(model, x)
 
 
 def compare(model, rng, batch=2):

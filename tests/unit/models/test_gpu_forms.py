@@ -16,6 +16,7 @@ if keras.backend.backend() != "jax":
 import jax  # noqa: E402
 
 from candle_p1.models.fast import gpu_forms  # noqa: E402
+from tests.unit.models.conftest import values_and_gradients  # noqa: E402
 
 CLOSE = {"float32": {"rtol": 1e-5, "atol": 1e-5}, "mixed_bfloat16": {"rtol": 0.05, "atol": 0.05}}
 
@@ -25,22 +26,6 @@ def plain_afterwards(monkeypatch):
     monkeypatch.setattr(gpu_forms, "LEAST_WEIGHTS", 1)
     yield
     fast.choose("plain", on_cpu=False)
-
-
-def values_and_gradients(kind, make, x):
-    """Returns the layer's outputs, and the gradients of a function of them; and what was fast."""
-    fast.choose(kind, on_cpu=False)
-    keras.utils.set_random_seed(1)
-    layer = make()
-    layer.build(x.shape)
-    weights = [weight.value for weight in layer.trainable_variables]
-
-    def loss(weights, x):
-        y, _ = layer.stateless_call(weights, [], x)
-        return jax.numpy.sin(y.astype("float32")).sum(), y
-
-    (_, y), gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(weights, x)
-    return [np.asarray(each, np.float32) for each in jax.tree.leaves((y, gradients))], fast.used()
 
 
 @pytest.mark.parametrize("policy", CLOSE)
@@ -62,11 +47,15 @@ def values_and_gradients(kind, make, x):
 )
 def test_a_form_gives_the_values_and_gradients_of_keras(make, x_shape, used, policy):
     x = np.random.default_rng(1).normal(size=x_shape).astype("float32")
-    make = partial(make, dtype=policy)
-    plain, _ = values_and_gradients("plain", make, x)
-    found, found_used = values_and_gradients("fast", make, x)
-    assert found_used == used
-    for one, other in zip(found, plain, strict=True):
+    results = []
+    for kind in ("plain", "fast"):
+        fast.choose(kind, on_cpu=False)
+        keras.utils.set_random_seed(1)
+        layer = make(dtype=policy)
+        layer.build(x.shape)
+        results.append(values_and_gradients(layer, x))
+    assert fast.used() == used
+    for one, other in zip(*results, strict=True):
         np.testing.assert_allclose(one, other, **CLOSE[policy])
 
 

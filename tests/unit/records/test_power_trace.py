@@ -79,71 +79,62 @@ def test_energies_of_phases_add_up_to_that_of_the_run(powers_w, shares, channel,
     assert all(energy.energy_j > 0 for energy in energies)
 
 
-def test_a_phase_shorter_than_three_samples_or_updates_of_the_sensor_is_marked():
-    trace = sampled(COUNTER, lambda t: 100 * t, 10)
-    short = trace.energy(1.05, 1.22)
-    assert (short.kind, short.num_samples, short.few_samples) == ("estimated", 2, True)
-    assert short.energy_j == pytest.approx(17)
-    assert not trace.energy(1.05, 1.35).few_samples
-    trace = sampled(SLOW, lambda t: 100 * t, 10, hz=100)
-    assert trace.energy(1, 1.2).few_samples
-    assert not trace.energy(1, 1.4).few_samples
+GONE = "from 10.1 s on: gone"
+EVEN = COUNTED, GAUGED = sampled(COUNTER, lambda t: 50 * t, 10), sampled(GAUGE, lambda t: 50, 10)
+FINE = sampled(SLOW, lambda t: 100 * t, 10, hz=100)
+SELDOM = sampled(SLOW, lambda t: 200 * np.floor(t * 10) / 10, 20, hz=50)
+STUCK = sampled(COUNTER, lambda t: 50 * min(t, 4), 20)
+GAP_COUNTED, GAP_GAUGED = (without(trace, 4.01, 5.99) for trace in EVEN)
+ENDED = replace(GAUGED, ended=GONE)
 
 
-EVEN = [sampled(COUNTER, lambda t: 50 * t, 10), sampled(GAUGE, lambda t: 50, 10)]
-
-
-@pytest.mark.parametrize("trace", EVEN)
-def test_beyond_the_samples_an_energy_is_an_estimate_and_then_absent(trace):
-    beyond = trace.energy(-0.09, 10.09)
-    assert (beyond.kind, beyond.energy_j) == ("estimated", pytest.approx(50 * 10.18))
-    for bounds_s in ((-0.11, 5), (5, 10.11)):
-        found = trace.energy(*bounds_s)
-        assert (found.kind, found.energy_j, found.mean_w) == ("absent", None, None)
-        assert "0.11 s" in found.reason
-
-
-@pytest.mark.parametrize("trace", EVEN)
-def test_in_a_short_gap_an_energy_is_an_estimate_and_mostly_in_a_gap_absent(trace):
-    short = without(trace, 4.01, 4.79).energy(4.1, 4.6)
-    assert (short.kind, short.few_samples) == ("estimated", True)
-    assert short.energy_j == pytest.approx(25)
-    assert without(trace, 4.01, 7.99).energy(3.5, 6).kind == "absent"
-
-
-def test_a_gap_makes_an_energy_an_estimate_for_power_but_not_for_a_counter():
-    counter, gauge = (without(trace, 4.01, 5.99) for trace in EVEN)
-    assert gauge.energy(0, 10).kind == "estimated"
-    assert gauge.energy(0, 3.9).kind == gauge.energy(6.1, 9).kind == "measured"
-    whole = counter.energy(0, 10)
-    assert (whole.kind, whole.energy_j) == ("measured", pytest.approx(500))
-    assert counter.energy(0, 5).kind == "estimated"
-
-
-def test_a_counter_that_does_not_change_is_absent_and_never_0():
-    stuck = sampled(COUNTER, lambda t: 50 * min(t, 4), 20)
-    assert stuck.energy(0, 3.9).energy_j == pytest.approx(195)
-    for phase in ((0, 10), (10, 12), (10, 20), (0, 20)):
-        found = stuck.energy(*phase)
-        assert (found.kind, found.energy_j) == ("absent", None)
-        assert "16 s" in found.reason
-
-
-def test_a_counter_may_be_updated_less_often_than_it_is_read():
-    trace = sampled(SLOW, lambda t: 200 * np.floor(t * 10) / 10, 20, hz=50)
-    assert trace.energy(2, 18).energy_j == pytest.approx(200 * 16, rel=1e-2)
-    assert trace.energy(3.02, 3.08).kind == "absent"
-
-
-def test_no_power_no_time_and_one_sample_give_no_energy_and_the_end_of_a_trace_says_why():
-    gone = "from 10.1 s on: gone"
-    assert sampled(GAUGE, lambda t: 0, 10).energy(1, 9).kind == "absent"
-    assert EVEN[1].energy(3, 3).kind == "absent"
-    assert Trace(GAUGE, np.ones(1), np.ones(1), 0.1, gone).energy(1, 1.05).reason == gone
-    ended = replace(EVEN[1], ended=gone)
-    assert ended.energy(0, 10).kind == "measured"
-    assert ended.energy(5, 11).reason == gone
-    assert add([ended.energy(0, 5), ended.energy(8, 11)]).energy_j is None
+@pytest.mark.parametrize(
+    ("trace", "begin_s", "end_s", "kind", "expected"),
+    [
+        # Shorter than three samples, or than three updates of the sensor
+        (COUNTED, 1.05, 1.22, "few", 8.5),
+        (COUNTED, 1.05, 1.35, "measured", 15),
+        (FINE, 1, 1.2, "few", 20),
+        (FINE, 1, 1.4, "measured", 40),
+        # Beyond the samples
+        *((trace, -0.09, 10.09, "estimated", 509) for trace in EVEN),
+        *((trace, -0.11, 5, "absent", "0.11 s") for trace in EVEN),
+        *((trace, 5, 10.11, "absent", "0.11 s") for trace in EVEN),
+        # In a short gap, mostly in a long one, and around one, in which a counter goes on
+        *((without(trace, 4.01, 4.79), 4.1, 4.6, "few", 25) for trace in EVEN),
+        *((without(trace, 4.01, 7.99), 3.5, 6, "absent", "not read for 4") for trace in EVEN),
+        (GAP_GAUGED, 0, 10, "estimated", 500),
+        (GAP_GAUGED, 0, 3.9, "measured", 195),
+        (GAP_GAUGED, 6.1, 9, "measured", 145),
+        (GAP_COUNTED, 0, 10, "measured", 500),
+        (GAP_COUNTED, 0, 5, "estimated", 250),
+        # Of a counter that does not change any more, or is read more often than updated
+        (STUCK, 0, 3.9, "measured", 195),
+        *((STUCK, *bounds, "absent", "16 s") for bounds in ((0, 10), (10, 12), (10, 20), (0, 20))),
+        (SELDOM, 2, 18, "measured", 3200),
+        (SELDOM, 3.02, 3.08, "absent", "no energy"),
+        # Without power, time, samples, and after the end
+        (sampled(GAUGE, lambda t: 0, 10), 1, 9, "absent", "no energy"),
+        (GAUGED, 3, 3, "absent", "duration is 0"),
+        (Trace(GAUGE, np.ones(1), np.ones(1), 0.1, GONE), 1, 1.05, "absent", GONE),
+        (ENDED, 0, 10, "measured", 500),
+        (ENDED, 5, 11, "absent", GONE),
+    ],
+)
+def test_an_energy_is_measured_estimated_or_absent_and_never_0(
+    trace, begin_s, end_s, kind, expected
+):
+    found = trace.energy(begin_s, end_s)
+    assert (found.kind, found.few_samples) == (
+        "estimated" if kind == "few" else kind,
+        kind == "few",
+    )
+    if kind == "absent":
+        assert (found.energy_j, found.mean_w) == (None, None)
+        assert expected in found.reason
+        assert add([GAUGED.energy(0, 5), found]).energy_j is None
+    else:
+        assert found.energy_j == pytest.approx(expected, rel=1e-2 if trace is SELDOM else 1e-6)
 
 
 # --- Counters -------------------------------------------------------------------------------------

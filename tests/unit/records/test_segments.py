@@ -64,75 +64,72 @@ def totals_of(record, total_s, energy=ABSENT):
     ).totals  # fmt: skip
 
 
-def test_a_killed_segment_has_lost_what_came_after_the_checkpoint():
-    record = continued(killed(27), KEPT)
-    first, second = record.segments
-    assert (first.status, first.steps, first.lost_steps) == ("failed", 27, 7)
-    assert (first.begin, first.end) == (Position(0, 0), Position(2, 4))
-    assert (first.total_s, first.time_kind) == (60.5, "estimated")
-    assert first.energy.kind == "absent"
-    assert first.failure.reason == "rank 1 died"
-    assert (second.status, second.begin, second.num_ranks) == ("running", Position(2, 4), 4)
-    assert is_continued(record)
+AGAIN = died(continued(killed(27), KEPT), 9, ended="2019-08-05T01:00:10+00:00")
+
+
+@pytest.mark.parametrize(
+    ("old", "kept", "lost"),
+    [
+        (killed(27), KEPT, [7, None]),
+        (AGAIN, KEPT, [7, 9, None]),  # the second has no checkpoint of its own
+        (AGAIN, replace(KEPT, steps=10, position=Position(1, 0)), [17, 9, None]),  # goes back
+        (killed(27), ResumePoint(), [27, None]),  # begins again
+        (make_record(RUNNING), KEPT, [None, None]),  # nobody recorded its end
+    ],
+)
+def test_a_segment_has_lost_what_came_after_the_checkpoint(old, kept, lost):
+    record = continued(old, kept)
+    assert [segment.lost_steps for segment in record.segments] == lost
+    *_, last = record.segments
+    assert (last.status, last.num_ranks) == ("running", 4)
+    assert (last.begin, last.checkpoint) == (kept.position or Position(0, 0), kept.checkpoint)
+    assert is_continued(record) == bool(kept.checkpoint)
     assert record.totals is None
+    known = [steps for steps in lost[:-1] if steps is not None]
+    assert totals_of(record, 12.0).lost_steps == (sum(known) if known else None)
 
 
-def test_times_and_energies_of_segments_that_ended_by_themselves_add_up():
-    old = extend_record(
-        make_record(RUNNING), status="interrupted", ended=LAST_SIGN, total_s=20.0,
-        energy=joules(100.0, 20.0), failure=Failure(reason="SIGUSR1", rank=0, steps=20),
-    )  # fmt: skip
-    totals = totals_of(continued(old, KEPT), 12.0, joules(60.0, 10.0, "estimated"))
-    assert (totals.num_segments, totals.total_s, totals.time_kind) == (2, 32.0, "measured")
-    assert (totals.energy.kind, totals.energy.energy_j) == ("estimated", 160.0)
-    assert (totals.energy.mean_w, totals.lost_steps) == (5.0, 0)
+def test_a_segment_ended_when_that_was_recorded_or_it_last_wrote():
+    first, second, _ = continued(AGAIN, KEPT).segments
+    assert (first.status, first.steps, first.end) == ("failed", 27, Position(2, 4))
+    assert (first.total_s, first.time_kind, first.energy.kind) == (60.5, "estimated", "absent")
+    assert first.failure.reason == "rank 1 died"
+    assert second.end == second.begin == Position(2, 4)
+    unrecorded = continued(make_record(RUNNING), KEPT).segments[0]
+    assert (unrecorded.status, unrecorded.steps) == ("failed", None)
+    assert (unrecorded.ended, unrecorded.total_s) == (LAST_SIGN, 300.0)
 
 
-def test_the_total_energy_is_absent_if_a_segment_was_killed_and_says_what_is_known():
-    totals = totals_of(continued(killed(27), KEPT), 12.0, joules(100.0, 20.0))
-    assert totals.energy.kind == "absent"
-    assert "segment 1" in totals.energy.reason
-    assert "100.0 J" in totals.energy.reason
-    assert (totals.total_s, totals.time_kind, totals.lost_steps) == (72.5, "estimated", 7)
+INTERRUPTED = extend_record(
+    make_record(RUNNING), status="interrupted", ended=LAST_SIGN, total_s=20.0,
+    energy=joules(100.0, 20.0), failure=Failure(reason="SIGUSR1", rank=0, steps=20),
+)  # fmt: skip
+WITH_ENERGY = replace(KEPT, energy=joules(200.0, 40.0))
+SO_FAR = extend_record(make_record(RUNNING), energy=joules(600.0, 60.0), known_until_s=60.0)
 
 
-def test_a_killed_segment_has_the_energy_of_its_checkpoint_and_then_the_mean_power():
-    record = continued(killed(27), replace(KEPT, energy=joules(200.0, 40.0)))
-    known = record.segments[0].energy
-    assert (known.kind, known.energy_j) == ("estimated", 200.0 + 5.0 * 20.5)
-    totals = totals_of(record, 12.0, joules(100.0, 20.0))
-    assert (totals.energy.kind, totals.energy.energy_j) == ("estimated", 402.5)
-
-
-def test_a_segment_without_a_checkpoint_of_its_own_is_lost_as_a_whole():
-    again = died(continued(killed(27), KEPT), 9, ended="2019-08-05T01:00:10+00:00")
-    record = continued(again, KEPT)
-    assert [segment.lost_steps for segment in record.segments] == [7, 9, None]
-    assert record.segments[1].end == record.segments[1].begin == Position(2, 4)
-    # Going back further loses more of the first segment.
-    back = replace(KEPT, steps=10, position=Position(1, 0))
-    assert [segment.lost_steps for segment in continued(again, back).segments] == [17, 9, None]
-
-
-def test_a_run_that_begins_again_has_lost_all_steps():
-    record = continued(killed(27), ResumePoint())
-    assert record.segments[0].lost_steps == 27
-    assert record.segments[1].checkpoint is None
-    assert not is_continued(record)
-
-
-def test_a_segment_whose_end_nobody_recorded_ended_when_it_last_wrote():
-    record = continued(make_record(RUNNING), KEPT)
-    segment = record.segments[0]
-    assert (segment.status, segment.ended, segment.total_s) == ("failed", LAST_SIGN, 300.0)
-    assert (segment.steps, segment.lost_steps) == (None, None)
-    assert totals_of(record, 12.0).lost_steps is None
-
-
-def test_the_energy_that_a_killed_segment_had_measured_is_taken_to_go_on():
-    old = extend_record(make_record(RUNNING), energy=joules(600.0, 60.0), known_until_s=60.0)
-    energy = continued(old, ResumePoint()).segments[0].energy
-    assert (energy.kind, energy.energy_j) == ("estimated", 3000.0)
+@pytest.mark.parametrize(
+    ("old", "kept", "energy", "expected"),
+    [
+        (INTERRUPTED, KEPT, joules(60.0, 10.0, "estimated"), (32.0, "measured", "estimated", 160)),
+        (killed(27), KEPT, joules(100.0, 20.0), (72.5, "estimated", "absent", None)),
+        # Of a killed one, what was known goes on with the mean power.
+        (killed(27), WITH_ENERGY, joules(100.0, 20.0), (72.5, "estimated", "estimated", 402.5)),
+        (SO_FAR, ResumePoint(), joules(100.0, 20.0), (312.0, "estimated", "estimated", 3100)),
+    ],
+)
+def test_times_and_energies_of_segments_add_up(old, kept, energy, expected):
+    totals = totals_of(continued(old, kept), 12.0, energy)
+    assert totals.num_segments == 2
+    found = (totals.total_s, totals.time_kind, totals.energy.kind, totals.energy.energy_j)
+    assert found == expected
+    if totals.energy.kind == "absent":
+        assert "segment 1" in totals.energy.reason
+        assert "100.0 J" in totals.energy.reason
+    else:
+        assert totals.energy.mean_w == pytest.approx(
+            totals.energy.energy_j / totals.total_s, rel=0.2
+        )
 
 
 def test_the_watchdog_ends_the_last_segment_too(tmp_path):

@@ -20,7 +20,7 @@ from candle_p1.instrument.logs import RunLog  # noqa: E402
 from candle_p1.training.model_files import ModelFiles  # noqa: E402
 from candle_p1.training.restart import SavedRun  # noqa: E402
 from candle_p1.training.setup import Training  # noqa: E402
-from tests.unit.training.test_model_files import Screen  # noqa: E402
+from tests.unit.training.conftest import NotingScreen  # noqa: E402
 
 NT3 = find_benchmark("nt3")
 COMM = SerialCommunicator()
@@ -34,25 +34,6 @@ class WaitingWriter(CheckpointWriter):
 
     def save(self, *arguments, **options):
         return super().save(*arguments, **options | {"wait": True})
-
-
-class TrainingScreen(Screen):
-    epochs = ()
-
-    def making_data(self, doing):
-        return nullcontext()
-
-    def begin_training(self, num_epochs, num_steps, first_epoch):
-        pass
-
-    def show_step(self, step):
-        pass
-
-    def show_epoch(self, epoch, metrics):
-        self.epochs += (epoch,)
-
-    def end_training(self):
-        pass
 
 
 class Watch(keras.callbacks.Callback):
@@ -115,7 +96,7 @@ def train(directory, checkpoint=None, after_epoch=None, *, flags="", watched=Tru
         checkpoint_root=directory / "ckpts",
         restart=checkpoint,
         watchdog=watchdog,
-        screen=TrainingScreen(),
+        screen=NotingScreen(),
         saved_run=lambda: SavedRun(directory="here", segment=1, steps=0),
         note=lambda **sections: None,
         note_epochs=lambda epochs: epochs.so_far(),
@@ -188,7 +169,7 @@ def test_training_goes_on_bit_for_bit(tmp_path, whole, position):
     again = train(tmp_path, whole.saved[position])
     assert_same(again, whole)
     assert list(again.saved) == [each for each in possible if each > position]
-    assert again.screen.epochs == tuple(range(position[0], 4))
+    assert again.screen.epochs == list(range(position[0], 4))
     is_over = position == (4, 0)
     assert again.seen[:2] == ["begin", "end" if is_over else position[1]]
     assert again.seen[-1:] == ["end"]

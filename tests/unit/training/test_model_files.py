@@ -15,14 +15,9 @@ from candle_p1.files import content_sha256
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 from candle_p1.training.model_files import ModelFiles  # noqa: E402
 from candle_p1.training.setup import check_best_metric  # noqa: E402
+from tests.unit.training.conftest import NotingScreen  # noqa: E402
 
 NT3, P1B1, P1B3 = map(find_benchmark, ("nt3", "p1b1", "p1b3"))
-
-
-class Screen:
-    def __init__(self):
-        self.said, self.warned = [], []
-        self.say, self.warn = self.said.append, self.warned.append
 
 
 class ManyFiles:
@@ -49,7 +44,7 @@ def make_files(directory, rank=0):
     """Returns the files of a run with --save_model, and its screen."""
     comm = SerialCommunicator()
     comm.rank = rank
-    run = SimpleNamespace(comm=comm, screen=Screen())
+    run = SimpleNamespace(comm=comm, screen=NotingScreen())
     params = NT3.read_parameters(["--save_model", "True"])
     return ModelFiles(ManyFiles(), params, directory, run), run.screen
 

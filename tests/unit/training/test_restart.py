@@ -12,7 +12,7 @@ from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import CheckpointError
 from candle_p1.records.types import Position
 from candle_p1.scaling import ScalingPlan
-from candle_p1.training.restart import Restart, check_equal, may_restart, run_fingerprint
+from candle_p1.training.restart import Restart, check_equal, run_fingerprint
 
 NT3 = find_benchmark("nt3")
 HERE = Path("ckpts/epoch-0002-step-000003")
@@ -64,11 +64,8 @@ def test_other_ranks_begin_an_incomplete_epoch_anew(num_ranks, position, start, 
     assert found.is_over is is_over
 
 
-def test_training_that_stopped_does_not_go_on():
+def test_a_checkpoint_says_whether_training_stopped_and_its_model_has_tables():
     assert restart(stopped=True).is_over
-
-
-def test_the_form_of_the_checkpoint_is_known():
     assert not restart().has_tables
     assert restart(arrays=("weights/dense/kernel", "weights/dense/basis_1")).has_tables
 
@@ -127,9 +124,3 @@ def test_a_checkpoint_of_another_model_is_refused():
     kernel = "weights/sequential/dense/kernel"
     assert f"has {kernel} = 'float32 (4, 5)', this run {kernel} = 'float32 (4, 3)'" in message
     assert "the checkpoint has no weights/sequential/dense/bias" in message
-
-
-def test_only_runs_with_checkpoints_restart():
-    assert may_restart(params("--ckpt_every_s 1"))
-    assert not may_restart(params())
-    assert not may_restart(params("--ckpt_save_interval 1 --ckpt_restart_mode off"))
