@@ -4,7 +4,6 @@ import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import filelock
 import numpy as np
@@ -222,27 +221,8 @@ def full_disk(*_, **options):
     raise OSError(28, "No space left on device")
 
 
-def damaged_copies(made, node, patch):
-    """One of the nodes' copies cannot be removed, either."""
-    for directory in (node, node.with_name("first")):
-        directory.mkdir()
-        shutil.copy(made, directory)
-        flip_last(directory / made.name)
-    unlink = Path.unlink
-
-    def unlink_elsewhere(path, **options):
-        (full_disk if path.parent == node else unlink)(path, **options)
-
-    patch.setattr(Path, "unlink", unlink_elsewhere)
-
-
-@pytest.mark.parametrize(
-    "prepare", [lambda made, node, patch: patch.setattr(os, "fsync", full_disk), damaged_copies]
-)
-def test_a_copy_that_cannot_be_made_ends_the_load_on_all_ranks(
-    source, made, tmp_path, monkeypatch, prepare
-):
-    prepare(made, tmp_path / "node", monkeypatch)
+def test_a_copy_that_cannot_be_made_ends_the_load_on_all_ranks(source, made, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", full_disk)
 
     def read(comm):
         stage = tmp_path / ("node" if comm.node else "first")

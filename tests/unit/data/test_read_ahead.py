@@ -13,11 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from candle_p1.data import read_ahead
-from candle_p1.data.cache import list_caches
 from candle_p1.data.cooperative import read_together
-from candle_p1.data.loaders import read_table
 from candle_p1.data.read_ahead import ReadAhead, TextStream
-from candle_p1.data.source import BLOCK_BYTES, CacheSettings, Loading, Source, open_together
+from candle_p1.data.source import BLOCK_BYTES, Loading, Source, open_together
 from candle_p1.data.table import CsvLayout
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import DataError
@@ -178,15 +176,3 @@ def test_progress_and_the_log_tell_what_is_read_of_the_file(tmp_path):
     done = [num_bytes for _, num_bytes, _ in shown]
     assert done == sorted(done)
     assert done[-1] == size
-
-
-def test_a_cache_of_a_compressed_file_is_rebuilt_when_that_changes(tmp_path):
-    path, notes = tmp_path / "table.csv.gz", []
-    loading = Loading("cached", cache=CacheSettings(tmp_path / "cache"), notify=notes.append)
-    for value, num_notes in ((2, 0), (2, 0), (3, 1)):
-        if num_notes or not path.exists():
-            path.write_bytes(compress_gzip(f"1,{value}\n".encode()))
-        assert read_table(path, loading).values.tolist() == [[1, value]]
-        assert len(notes) == num_notes
-        (cache,) = list_caches(tmp_path / "cache")
-        assert (cache.source["path"], cache.problem) == (str(path), None)

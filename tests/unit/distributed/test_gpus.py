@@ -1,6 +1,7 @@
 """What a job that asked for GPUs does on nodes without them; no GPU is needed here."""
 
 import os
+import re
 import sys
 import threading
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import pytest
 from candle_p1.distributed import devices, gpus
 from candle_p1.distributed.gpus import GpuRequest, Lack, check_gpus, requested_gpus, why_none
 from candle_p1.errors import ParameterError, SetupError
-from tests.unit.instrument.test_power_sources import Nvml
+from tests.unit.instrument.test_power_sources import Nvml, cuda
 from tools.simulated import SimulatedJob
 
 PER_NODE = "CANDLE_P1_GPUS_PER_NODE"
@@ -34,37 +35,29 @@ def test_a_job_asks_by_flag_variable_or_scheduler_or_not_at_all(indices, environ
 
 
 @pytest.mark.parametrize(
-    ("environ", "there", "why"),
+    ("backend", "environ", "there", "why"),
     [
-        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, [], "CUDA_VISIBLE_DEVICES='NoDevFiles' hides"),
-        ({"ROCR_VISIBLE_DEVICES": ""}, ["kfd"], "ROCR_VISIBLE_DEVICES='' hides all GPUs"),
-        ({"CUDA_VISIBLE_DEVICES": "0,1"}, [], "no /dev/nvidia0, no /dev/kfd"),
-        ({}, ["kfd"], "TensorFlow cannot use those that the system shows"),
-        ({"CUDA_VISIBLE_DEVICES": ""}, None, "(tensorflow-cpu 2.18.1); install candle-p1[gpu]"),
+        ("tensorflow", {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, [], "='NoDevFiles' hides"),
+        ("tensorflow", {"ROCR_VISIBLE_DEVICES": ""}, ["kfd"], "_DEVICES='' hides all GPUs"),
+        ("tensorflow", {"CUDA_VISIBLE_DEVICES": "0,1"}, [], "no /dev/nvidia0, no /dev/kfd"),
+        ("tensorflow", {}, ["kfd"], "TensorFlow cannot use those that the system shows"),
+        ("tensorflow", cuda(""), None, "(tensorflow-cpu 2.18.1); install candle-p1[gpu]"),
+        ("jax", {}, None, "without a plug-in for GPUs"),
+        ("jax", {"JAX_PLATFORMS": "cpu"}, [], "JAX_PLATFORMS=cpu excludes GPUs"),
+        ("jax", {"JAX_PLATFORMS": "cuda,cpu"} | cuda(""), [], "hides all GPUs"),
     ],
 )
-def test_why_tensorflow_finds_none(monkeypatch, environ, there, why):
+def test_why_a_framework_finds_none(monkeypatch, backend, environ, there, why):
+    """Of the devices in /dev; if these are None, the framework is one for CPUs."""
     test = SimpleNamespace(is_built_with_gpu_support=lambda: there is not None)
     monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(test=test))
     folder = SimpleNamespace(glob=lambda name: [n for n in there if n[:3] == name[:3]])
     monkeypatch.setattr(gpus, "Path", lambda path: folder)
     monkeypatch.setattr(gpus, "package_versions", lambda: {"tensorflow-cpu": "2.18.1"})
-    lack = why_none("tensorflow", environ)
-    assert why in f"{lack.why}; {lack.fix}"
-
-
-@pytest.mark.parametrize(
-    ("environ", "plug_in", "why"),
-    [
-        ({}, False, "without a plug-in for GPUs"),
-        ({"JAX_PLATFORMS": "cpu"}, True, "JAX_PLATFORMS=cpu excludes GPUs"),
-        ({"JAX_PLATFORMS": "cuda,cpu", "CUDA_VISIBLE_DEVICES": ""}, True, "hides all GPUs"),
-    ],
-)
-def test_why_jax_finds_none(monkeypatch, environ, plug_in, why):
     monkeypatch.setattr(gpus, "find_spec", lambda name: None)
-    monkeypatch.setattr(gpus, "entry_points", lambda group: [group] * plug_in)
-    assert why in why_none("jax", environ).why
+    monkeypatch.setattr(gpus, "entry_points", lambda group: [group] * (there is not None))
+    lack = why_none(backend, environ)
+    assert why in f"{lack.why}; {lack.fix}"
 
 
 NAMED = "the job asked for GPUs (X=2), and ranks find none on "
@@ -105,7 +98,7 @@ def test_nodes_without_gpus_are_named_by_an_error_of_all_ranks(monkeypatch, have
 
 
 def chosen_gpu(monkeypatch, num_there, local_rank, local_size, gpus=None, cards=None, shares=False):
-    """Returns the GPU that JAX may see in one rank of a node with so many."""
+    """Returns the GPU that JAX may see in one rank of a node with so many, and of which memory."""
     chosen = {}
     jax = SimpleNamespace(config=SimpleNamespace(update=chosen.__setitem__))
     monkeypatch.setitem(sys.modules, "jax", jax)
@@ -115,51 +108,47 @@ def chosen_gpu(monkeypatch, num_there, local_rank, local_size, gpus=None, cards=
     monkeypatch.setattr(devices, "card_here", lambda gpus: cards and cards[local_rank])
     local = SimpleNamespace(allgather=lambda mine: [(mine[0], c) for c in cards or [mine[1]]])
     rank = SimpleNamespace(local_rank=local_rank, local_size=local_size, local=local)
+    monkeypatch.setenv(devices.MEMORY_VARIABLE, "")  # so that it is removed afterwards
+    monkeypatch.delenv(devices.MEMORY_VARIABLE)
     devices._choose_jax_gpu(rank, gpus, True, shares=shares)
     assert ("xla_gpu_deterministic_ops" in os.environ.get("XLA_FLAGS", "")) == bool(chosen)
     assert chosen.keys() in (set(), {"jax_cuda_visible_devices", "jax_rocm_visible_devices"})
-    return next(iter(chosen.values()), None)
+    return next(iter(chosen.values()), None), os.environ.get(devices.MEMORY_VARIABLE)
 
 
-def test_jax_sees_the_gpu_of_its_rank_alone(monkeypatch):
-    assert [chosen_gpu(monkeypatch, 4, rank, 4) for rank in range(4)] == ["0", "1", "2", "3"]
-    own = [f"gpu:{name}" for name in "abcd"]  # which the launcher gives each rank
-    assert chosen_gpu(monkeypatch, 1, 3, 4, cards=own) == "0"
-    assert chosen_gpu(monkeypatch, 1, 3, 4) == "0"  # without NVML
-    assert chosen_gpu(monkeypatch, 4, 1, 2, gpus=[1, 3]) == "3"
-    assert chosen_gpu(monkeypatch, 0, 0, 1, gpus=[0]) is None  # which check_gpus explains
-    with pytest.raises(ParameterError, match=r"gpus \[2\]: this node has 2 GPUs"):
-        chosen_gpu(monkeypatch, 2, 0, 1, gpus=[2])
+OWN = {"cards": [f"gpu:{name}" for name in "abcd"]}
+"""What the launcher gives each rank."""
+SAME = {"cards": ["gpu:a"] * 2}
 
 
 @pytest.mark.parametrize(
-    ("num_there", "num_ranks", "gpus", "cards", "message"),
+    ("num_there", "rank", "num_ranks", "options", "expected"),
     [
-        (2, 3, None, None, r"3 ranks on a node with 2 GPUs: .* start 2 ranks on a node \(--np 2"),
-        (4, 2, [3], ["gpu:d"] * 2, "2 ranks on a node with 1 GPU: "),
-        (1, 2, None, ["gpu:a"] * 2, r"2 ranks on a node with 1 GPU: .* start 1 rank on a node"),
-        (1, 4, None, ["gpu:a", "gpu:a", "gpu:b", "gpu:b"], "4 ranks on a node with 2 GPUs"),
+        *((4, rank, 4, {}, (str(rank), None)) for rank in range(4)),
+        (1, 3, 4, OWN, ("0", None)),
+        (1, 3, 4, {}, ("0", None)),  # without NVML
+        (4, 1, 2, {"gpus": [1, 3]}, ("3", None)),
+        (0, 0, 1, {"gpus": [0]}, (None, None)),  # which check_gpus explains
+        (2, 0, 1, {"gpus": [2]}, "gpus [2]: this node has 2 GPUs"),
+        (2, 0, 3, {}, "3 ranks on a node with 2 GPUs: "),
+        (2, 0, 3, {}, "start 2 ranks on a node (--np 2"),
+        (4, 0, 2, {"gpus": [3], "cards": ["gpu:d"] * 2}, "2 ranks on a node with 1 GPU: "),
+        (1, 0, 2, SAME, "start 1 rank on a node"),
+        (1, 0, 4, {"cards": ["gpu:a", "gpu:a", "gpu:b", "gpu:b"]}, "4 ranks on a node with 2 GPUs"),
+        # Ranks that share a GPU divide its memory.
+        (1, 1, 2, SAME | {"shares": True}, ("0", "0.375")),
+        (2, 4, 5, {"shares": True}, ("0", "0.250")),
+        (2, 1, 2, {"shares": True}, ("1", None)),
     ],
 )
-def test_more_ranks_than_cards_are_an_error(
-    monkeypatch, num_there, num_ranks, gpus, cards, message
+def test_jax_sees_the_gpu_of_its_rank_alone(
+    monkeypatch, num_there, rank, num_ranks, options, expected
 ):
-    with pytest.raises(SetupError, match=message):
-        chosen_gpu(monkeypatch, num_there, 0, num_ranks, gpus, cards)
-
-
-def test_ranks_that_share_a_gpu_divide_its_memory(monkeypatch):
-    monkeypatch.setenv(devices.MEMORY_VARIABLE, "")  # so that it is removed afterwards
-    for num_there, num_ranks, cards, share in (
-        (1, 2, ["gpu:a"] * 2, "0.375"),
-        (2, 5, None, "0.250"),
-        (2, 2, None, None),
-    ):
-        monkeypatch.delenv(devices.MEMORY_VARIABLE, raising=False)
-        last = num_ranks - 1
-        chosen = chosen_gpu(monkeypatch, num_there, last, num_ranks, cards=cards, shares=True)
-        assert chosen == str(last % num_there)
-        assert os.environ.get(devices.MEMORY_VARIABLE) == share
+    if isinstance(expected, str):
+        with pytest.raises((ParameterError, SetupError), match=re.escape(expected)):
+            chosen_gpu(monkeypatch, num_there, rank, num_ranks, **options)
+    else:
+        assert chosen_gpu(monkeypatch, num_there, rank, num_ranks, **options) == expected
 
 
 def test_nvml_tells_cards_apart(monkeypatch):

@@ -75,19 +75,6 @@ def test_small_floating_point_numbers_are_added_as_float32(dtype, threads):
         assert (average.numpy() == wanted.numpy()).all()
 
 
-def test_a_graph_of_averages_is_executed_in_its_order(threads):
-    def work(reducer, rank):
-        @tf.function
-        def step(x):
-            first = reducer.average_tensor(x, "first")
-            return reducer.average_tensor(x + first, "second", after=[first])
-
-        return step(tf.fill([10], float(rank))).numpy()
-
-    for found in exchanged(2, work):
-        assert (found == 1).all()
-
-
 @pytest.mark.parametrize("root", [0, 2])
 @pytest.mark.parametrize(
     "values",

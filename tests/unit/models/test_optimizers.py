@@ -29,21 +29,6 @@ def rmsprop(gradients, epsilon, under_root=0.0):
         yield RATE * g / (np.sqrt(square + under_root) + epsilon)
 
 
-def adagrad(gradients, epsilon):
-    total = 0.1
-    for g in gradients:
-        total = total + g**2
-        yield RATE * g / (np.sqrt(total) + epsilon)
-
-
-def adam(gradients, epsilon):
-    m = v = 0
-    for t, g in enumerate(gradients, start=1):
-        m, v = B1 * m + (1 - B1) * g, B2 * v + (1 - B2) * g**2
-        rate = RATE * np.sqrt(1 - B2**t) / (1 - B1**t)
-        yield rate * m / (np.sqrt(v) + epsilon)
-
-
 def nadam(gradients, epsilon, decay=0.004):
     m = v = 0
     product = 1
@@ -59,9 +44,7 @@ def nadam(gradients, epsilon, decay=0.004):
     ("flags", "formula", "epsilon"),
     [
         ("--optimizer rmsprop", rmsprop, 1e-8),
-        ("--optimizer adagrad", adagrad, 1e-8),
         ("--optimizer nadam", nadam, 1e-8),
-        ("--optimizer adam", adam, 1e-8),
         ("--optimizer rmsprop --optimizer_formula keras3", partial(rmsprop, under_root=1e-7), 0),
         ("--optimizer nadam --optimizer_formula keras3", partial(nadam, decay=1), 1e-7),
     ],
@@ -84,6 +67,8 @@ def test_an_optimizer_has_its_formula_and_constants(request, flags, formula, eps
 CONSTANTS = {
     "sgd": {"momentum": 0.0, "nesterov": False},
     "adadelta": {"rho": 0.9, "epsilon": 1e-8},
+    "adagrad": {"initial_accumulator_value": 0.1, "epsilon": 1e-8},
+    "adam": {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8, "amsgrad": False},
     "adamax": {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8},
     "adamw": {"epsilon": 1e-7},  # which CANDLE does not have
     "sgd --momentum 0.5": {"momentum": 0.5, "nesterov": False},

@@ -1,6 +1,5 @@
 """Saved models, which hold Keras's own classes wherever there are some."""
 
-import random
 import resource
 
 import numpy as np
@@ -59,20 +58,6 @@ def train(model, shape, num_outputs):
     for _ in range(3):
         model.train_on_batch(x, y)
     return x
-
-
-@pytest.mark.extended
-def test_the_copy_learns_as_the_original_and_draws_no_random_numbers():
-    model, *shapes = penalized()
-    x = train(model, *shapes)
-    before = random.getstate()
-    copy = plain_copy(model)
-    assert random.getstate() == before
-    losses = []
-    for each in (model, copy):
-        each.compile(keras.optimizers.SGD(0.1), loss="mse", metrics=["mae"])
-        losses.append([each.train_on_batch(x, np.zeros((10, 3)))[0] for _ in range(3)])
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
 
 
 def test_layers_that_keras_does_not_have_are_named_and_kept(tmp_path):

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from candle_p1.benchmark import DataSet, Joined, ModelFile, Samples, Selected
 
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 
-from candle_p1.bench.training import matrix_product_flops, optimizer_bytes  # noqa: E402
 from candle_p1.distributed.replicas import average_state  # noqa: E402
 from candle_p1.models import fast  # noqa: E402
 from candle_p1.models.fast.layers import L2, Dense  # noqa: E402
@@ -196,22 +194,6 @@ def test_weights_are_counted_and_named_as_those_of_the_rows(data):
     for value, weight in zip(values, whole.weights, strict=True):
         np.testing.assert_allclose(value, weight, rtol=1e-6, atol=1e-7)
     assert table_layer(whole) is None
-
-
-def test_the_bound_is_that_of_the_smaller_work_beside_the_direct_one(data):
-    whole, model = network(data), by_table(data)
-    for each in (whole, model):
-        each.compile(SGD(0.01, momentum=0.9), loss="mse")
-        each.optimizer.build(each.trainable_variables)
-    for of in (optimizer_bytes, partial(matrix_product_flops, batch_size=BATCH)):
-        assert of(model) == of(whole) == of(whole, as_computed=True)
-    fewer = UNITS * (40 + 20 - 7 - 5)
-    saved = matrix_product_flops(whole, BATCH) - matrix_product_flops(
-        model, BATCH, as_computed=True
-    )
-    assert saved == 2 * 2 * BATCH * fewer
-    saved = optimizer_bytes(whole) - optimizer_bytes(model, as_computed=True)
-    assert saved == 5 * 4 * fewer
 
 
 def test_constants_are_not_averaged_over_ranks(data):

@@ -6,8 +6,14 @@ from candle_p1.benchmark import find_benchmark, list_benchmarks
 
 BENCHMARKS = [find_benchmark(name) for name in list_benchmarks()]
 SOURCES = ("flag", "config file", "driver")
-VALUES = {"epochs": 3, "learning_rate": 0.25, "dense": [5, 4], "run_id": "x", "optimizer": "adagrad"}
-VALUES |= {"warmup_epochs": 2, "base_lr": 0.125, "loader": "chunked"}
+VALUES = {
+    "epochs": 3,
+    "learning_rate": 0.25,
+    "dense": [5, 4],
+    "run_id": "x",
+    "optimizer": "adagrad",
+}
+VALUES |= {"optimizer": "adagrad", "warmup_epochs": 2, "base_lr": 0.125, "loader": "chunked"}
 """Beside booleans, which have other values than those of the benchmarks."""
 
 

@@ -26,28 +26,6 @@ def recorded_run(params):
     return lifecycle.recorded_run("nt3", params, SerialCommunicator())
 
 
-class DirectoryElsewhere(lifecycle.RunDirectory):
-    """As on a rank other than 0: it does not open the directory, which is not the expected one."""
-
-    def open(self, record, watchdog):
-        return self.find().parent / "another", 1
-
-
-def test_each_rank_learns_where_the_record_is(tmp_path, monkeypatch):
-    """An unwatched rank that fails would mark the record of the job that was faster as failed."""
-    told, watch = [], lifecycle.watch
-
-    def listening(*arguments):
-        watchdog = watch(*arguments)
-        monkeypatch.setattr(watchdog, "report_record", told.append)
-        return watchdog
-
-    monkeypatch.setattr(lifecycle, "watch", listening)
-    monkeypatch.setattr(lifecycle, "RunDirectory", DirectoryElsewhere)
-    with recorded_run(parameters(tmp_path)) as run:
-        assert told == [run.directory / "run.json"] == [tmp_path / "EXP000/another/run.json"]
-
-
 @pytest.mark.parametrize(
     ("place", "name"),
     [
