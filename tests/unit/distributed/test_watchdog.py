@@ -132,8 +132,10 @@ RUN = """
 import ctypes, os, pathlib, sys, time
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.distributed.watchdog import watch
+from candle_p1.failure import agent
 from candle_p1.failure.rank_log import output_to_file
 
+agent.UNWIND_S = 20.0  # on a busy machine, too, the server is in time to say why
 record, what = pathlib.Path(sys.argv[1]), sys.argv[2]
 watchdog = watch(SerialCommunicator(), record)
 watchdog.report_record(record)
@@ -174,11 +176,12 @@ def test_the_record_says_how_a_process_ended(tmp_path):
         record.parent.mkdir()
         write_record(record, make_record(OF_ONE_RANK))
         on, what = name.split()
+        settings = {"CANDLE_P1_STOPPED_S": "1"} if "orphan" in name else {}
         command = [sys.executable, "-c", RUN, str(record), what]
         with (record.parent / "errors").open("wb") as errors:
             processes[name] = subprocess.Popen(
                 ["bash", "-c", 'exec "$@" 3>&1', "bash", *command],
-                env=os.environ | {watchdog.OFF_VARIABLE: on, "CANDLE_P1_STOPPED_S": "1"},
+                env=os.environ | settings | {watchdog.OFF_VARIABLE: on},
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,

@@ -239,13 +239,6 @@ def test_ranks_end_with_their_launcher_and_leave_nothing(launch, tmp_path, mode,
     assert not list((tmp_path / "segments").iterdir())
 
 
-def test_a_stopped_rank_ends_the_ranks_of_its_node_while_mpi_starts(launch):
-    _, ranks = launch("plain")
-    ranks[1].send_signal(signal.SIGSTOP)
-    # This launcher leaves the third rank alone when the one that saw the stopped one has ended.
-    wait_until(lambda: is_gone(ranks[1]) and sum(map(is_gone, ranks)) == 2, 30)
-
-
 def test_a_job_that_is_suspended_as_a_whole_goes_on(launch):
     launcher, ranks = launch("plain")
     for process in (launcher, *ranks):

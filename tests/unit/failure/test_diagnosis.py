@@ -125,7 +125,6 @@ def stalled(steps, reporters):
     ("news", "status", "named", "words"),
     [
         ([(2, WORD), (1, WORD), (2, GONE), (1, GONE)], "failed", 2, "by itself"),
-        ([(0, GONE), (2, GONE | {"before_s": 0.1})], "failed", 2, "died"),
         ([(2, SIGTERM), (2, OWN), (1, SIGTERM)], "interrupted", 2, "SIGTERM"),
         ([(0, {"launcher_fault": STOPPED})], "failed", None, "(host node0, pid 99) was stopped"),
         ([(2, BYE), (2, UNREACHABLE), (3, UNREACHABLE)], "failed", 3, "cannot be reached"),
@@ -136,10 +135,7 @@ def stalled(steps, reporters):
     ],
 )
 def test_what_ranks_have_said_decides_who_is_named(job, news, status, named, words):
-    for rank, message in news:
-        job.ranks[rank].take(message)
-        job.now += STEP_S
-    diagnosis, _ = job.diagnose([])
+    diagnosis, _ = job.diagnose(news)
     assert (diagnosis.status, blamed(diagnosis)) == (status, named)
     assert words in diagnosis.reason
 

@@ -1,6 +1,7 @@
 import os
 import sys
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -191,6 +192,10 @@ class Nvml(SimpleNamespace):
     NVMLError, NVMLError_NoPermission = NVMLError, NVMLError_NoPermission
     NVML_DEVICE_MIG_DISABLE = 0
     NVML_FI_DEV_POWER_AVERAGE, NVML_POWER_SCOPE_MODULE = 185, 1
+    OF_A_CARD = {  # noqa: RUF012
+        **{"UUID": "uuid", "Name": "name", "TotalEnergyConsumption": "energy"},
+        **{"PowerUsage": "power", "MigMode": "mig"},
+    }
 
     def __init__(self, *cards):
         usual = {"handle": "", "name": "NVIDIA H100"}
@@ -203,11 +208,7 @@ class Nvml(SimpleNamespace):
             nvmlDeviceGetHandleByIndex=self.handle,
             nvmlDeviceGetFieldValues=self.fields,
             nvmlDeviceGetCount=lambda: len(cards),
-            nvmlDeviceGetUUID=lambda card: self.get(card, "uuid"),
-            nvmlDeviceGetName=lambda card: self.get(card, "name"),
-            nvmlDeviceGetTotalEnergyConsumption=lambda card: self.get(card, "energy"),
-            nvmlDeviceGetPowerUsage=lambda card: self.get(card, "power"),
-            nvmlDeviceGetMigMode=lambda card: self.get(card, "mig"),
+            **{f"nvmlDeviceGet{f}": partial(self.get, name=n) for f, n in self.OF_A_CARD.items()},
         )
 
     def get(self, card, name):

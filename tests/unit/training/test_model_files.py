@@ -38,11 +38,9 @@ def model():
     keras.backend.clear_session()
 
 
-def make_files(directory, rank=0):
+def make_files(directory):
     """Returns the files of a run with --save_model, and its screen."""
-    comm = SerialCommunicator()
-    comm.rank = rank
-    run = SimpleNamespace(comm=comm, screen=NotingScreen())
+    run = SimpleNamespace(comm=SerialCommunicator(), screen=NotingScreen())
     params = NT3.read_parameters(["--save_model", "True"])
     return ModelFiles(ManyFiles(), params, directory, run), run.screen
 
@@ -86,13 +84,6 @@ def test_a_continued_run_remembers_the_best_epoch(model, tmp_path, is_missing, l
     continued.restore_state(state)
     train(model, continued, losses, first=2)
     assert best_epoch(model, tmp_path / "best.weights.h5") == best
-
-
-def test_only_rank_0_saves(model, tmp_path):
-    files, _ = make_files(tmp_path, rank=1)
-    train(model, files, [0.5, 0.3])
-    files.save_final(model)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_cannot_be_written_causes_one_warning_for_each_file(model, tmp_path):
