@@ -93,45 +93,26 @@ def test_epochs_per_rank(epochs, num_ranks, scaling, level):
     assert plan.epochs_per_rank == expected.get(plan.epochs_scaling, epochs)
 
 
-@given(st.integers(1, 5000), st.integers(1, 300), st.integers(1, 64), st.integers(0, 50))
-def test_batch_step_level_gives_every_rank_the_same_number_of_steps(
-    samples, batch, num_ranks, limit
-):
-    options = {"epochs": 2, "batch_size": batch, "num_samples": samples, "max_steps": limit}
-    options["data_parallel"] = "batch_step"
-    if samples < num_ranks:
-        with pytest.raises(ParameterError, match="batch_step"):
+@given(
+    st.integers(1, 5000),
+    st.integers(1, 300),
+    st.integers(1, 64),
+    st.integers(0, 50),
+    st.booleans(),
+    st.sampled_from(["epoch", "batch_step"]),
+)
+def test_all_ranks_take_the_same_steps(samples, batch, num_ranks, limit, drops, level):
+    options = {"epochs": num_ranks, "batch_size": batch, "num_samples": samples}
+    options |= {"max_steps": limit, "drop_remainder": drops, "data_parallel": level}
+    own = samples // num_ranks if level == "batch_step" else samples
+    steps = own // batch if drops else ceil(Fraction(own, batch))
+    if steps == 0:
+        with pytest.raises(ParameterError, match="batch_step" if own == 0 else "batch_size"):
             plan_of(num_ranks, **options)
         return
     plan = plan_of(num_ranks, **options)
-    assert plan.samples_per_epoch <= samples // num_ranks
-    assert plan.steps_per_epoch == ceil(Fraction(plan.samples_per_epoch, batch))
-    assert limit == 0 or plan.steps_per_epoch <= limit
-
-
-@pytest.mark.parametrize(
-    ("options", "steps"),
-    [
-        ({}, 10),
-        ({"max_steps": 4}, 4),
-        ({"max_steps": 11}, 10),
-        ({"num_ranks": 2}, 10),
-        ({"num_ranks": 2, "data_parallel": "batch_step"}, 5),
-        ({"batch_size": 109}, 1),
-        ({"batch_size": 110}, None),
-        ({"num_ranks": 12, "batch_scaling": "linear"}, None),
-        ({"num_ranks": 11, "data_parallel": "batch_step"}, None),
-    ],
-)
-def test_an_epoch_of_whole_batches_omits_the_rest(options, steps):
-    options = {"num_ranks": 1, "num_samples": 109, "batch_size": 10, **options}
-    options |= {"epochs": options["num_ranks"], "drop_remainder": True}
-    if steps is None:
-        with pytest.raises(ParameterError, match="batch_size"):
-            plan_of(**options)
-        return
-    plan = plan_of(**options)
-    assert (plan.steps_per_epoch, plan.samples_per_epoch) == (steps, steps * options["batch_size"])
+    steps = min(steps, limit or steps)
+    assert (plan.steps_per_epoch, plan.samples_per_epoch) == (steps, min(own, steps * batch))
 
 
 def test_warmup_rises_linearly_to_the_scaled_learning_rate():
