@@ -43,7 +43,6 @@ class NodeEnergy:
     devices: list[DeviceEnergy]
     power_hz: float
     absent: Mapping[str, str] = field(default_factory=dict)  # sources, and why
-    notes: Sequence[str] = ()  # what to know when reading the energies
     trace: str | None = None  # the name of the file with the samples
 
 
@@ -72,8 +71,7 @@ def measure_node(
         summed = {name: add(parts) for name, parts in phases.items()}
         devices.append(DeviceEnergy(each.channel, total, summed, node, boot))
     named = trace if any(device.total.num_samples for device in devices) else None
-    host, hz, notes = platform.node(), sampler.hz, sampler.notes
-    return NodeEnergy(node, host, boot, devices, hz, absent, notes, named)
+    return NodeEnergy(node, platform.node(), boot, devices, sampler.hz, absent, named)
 
 
 def measure_so_far(sampler: Sampler, begin_s: float, node: int) -> NodeEnergy | None:
@@ -137,7 +135,6 @@ def combine(nodes: Sequence[NodeEnergy]) -> records.JobEnergy:
             for (source, why), numbers in lacking.items()
         ],
         power_hz=nodes[0].power_hz,
-        notes=[f"node {node.node}: {note}" for node in nodes for note in node.notes],
         traces=[node.trace for node in nodes if node.trace],
     )
 

@@ -101,7 +101,6 @@ class Sampler:
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
-        self._num_early = 0
 
     def __enter__(self) -> Self:
         self.start()
@@ -109,13 +108,6 @@ class Sampler:
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
-
-    @property
-    def notes(self) -> list[str]:
-        """What to know when reading the energies."""
-        if not self._num_early:
-            return []
-        return [f"{self._num_early} readings were dropped because the clock had gone backwards"]
 
     def start(self) -> None:
         """Takes the first sample and starts the thread."""
@@ -157,7 +149,7 @@ class Sampler:
                     before_s = self._clock()
                     value = next(values)
                     # Some drivers take milliseconds; the value is from some time in between.
-                    self._num_early += not each.add((before_s + self._clock()) / 2, value)
+                    each.add((before_s + self._clock()) / 2, value)
 
     def traces(self) -> list[Trace]:
         """Returns the traces of all channels, empty ones for those that could not be opened.
@@ -203,12 +195,10 @@ class _Readings:
         self._times_s, self._values = array("d"), array("d")
         self._num_failures, self._failure = 0, ""
 
-    def add(self, time_s: float, value: float | SensorError) -> bool:
-        """Adds a reading; returns False if it is not later than the previous one."""
+    def add(self, time_s: float, value: float | SensorError) -> None:
+        """Adds a reading, which is later than the previous one."""
         if self.ended is not None:
-            return True
-        if self._times_s and time_s <= self._times_s[-1]:
-            return False
+            return
         if not isinstance(value, SensorError) and not 0 <= value < math.inf:
             value = SensorError(f"it reads {value}")
         if isinstance(value, SensorError):
@@ -216,11 +206,10 @@ class _Readings:
             self._num_failures += 1
             if self._num_failures == 3:  # in a row
                 self.ended = self._failure
-            return True
+            return
         self._num_failures, self._failure = 0, ""
         self._times_s.append(time_s)
         self._values.append(value)
-        return True
 
     def trace(self, interval_s: float) -> Trace:
         """Returns the readings as a trace, up to the first that makes later ones useless."""

@@ -67,18 +67,14 @@ def test_a_sensor_that_fails_repeatedly_ends_its_trace_and_nothing_else(
     assert reason is None or GONE not in values or str(GONE) in reason
 
 
-@pytest.mark.parametrize("step_s", [-0.5, -1000.0, 5.0])
-def test_a_step_of_the_clock_does_not_give_a_wrong_energy(step_s):
+def test_a_pause_of_the_process_makes_an_energy_an_estimate():
     clock = Clock()
     sampler = sample(Sampler([gauge(clock)], 10.0, clock), clock, 50)
-    clock.now_s += step_s - 0.1
-    sample(sampler, clock, 50)
-    end_s = clock.now_s - 0.1
+    clock.now_s += 4.9
+    end_s = sample(sampler, clock, 50) and clock.now_s - 0.1
     found = energies_of(sampler, 100, end_s)[GAUGE]
-    expected_j = None if step_s == -1000 else pytest.approx(300 * (end_s - 100), rel=1e-3)
-    assert found.energy_j == expected_j
-    assert (found.kind == "estimated") == (step_s > 0)
-    assert bool(sampler.notes) == (step_s < 0)
+    assert found.energy_j == pytest.approx(300 * (end_s - 100), rel=1e-3)
+    assert found.kind == "estimated"
 
 
 def test_what_cannot_be_read_is_absent_for_a_reason(monkeypatch):
