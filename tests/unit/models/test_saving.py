@@ -19,45 +19,31 @@ def fresh_keras(fast_kernels):
     keras.backend.clear_session()
 
 
-def convolutional():
-    from candle_p1.models.fast.layers import Conv1D, Dense, MaxPooling1D
-
-    layers = [
-        keras.layers.Input((90, 1)),
-        Conv1D(8, 20, activation="relu"),
-        MaxPooling1D(1),
-        Conv1D(4, 3, 2),
-        keras.layers.BatchNormalization(),
-        MaxPooling1D(3),
-        keras.layers.Flatten(),
-        Dense(6),
-        keras.layers.Dropout(0.5),
-        Dense(2, activation="softmax"),
-    ]
-    return keras.Sequential(layers), (90, 1), 2
-
-
-def penalized():
-    from candle_p1.models.fast.layers import L2, Dense
+def network():
+    from candle_p1.models.fast.layers import L2, Conv1D, Dense, MaxPooling1D
     from candle_p1.models.layers import ActivityL2
 
-    inputs = keras.Input((12,))
-    hidden = Dense(12, activation="sigmoid", kernel_regularizer=L2(0.01))(inputs)
-    hidden = keras.layers.Add()([ActivityL2(0.02)(hidden), inputs])
-    return keras.Model(inputs, Dense(3, dtype=keras.config.floatx())(hidden)), (12,), 3
+    inputs = keras.Input((90, 1))
+    x = MaxPooling1D(1)(Conv1D(8, 20, activation="relu")(inputs))
+    x = keras.layers.BatchNormalization()(Conv1D(4, 3, 2)(x))
+    x = keras.layers.Flatten()(MaxPooling1D(3)(x))
+    hidden = Dense(6, activation="sigmoid", kernel_regularizer=L2(0.01))(x)
+    hidden = keras.layers.Add()([ActivityL2(0.02)(hidden), hidden])
+    hidden = keras.layers.Dropout(0.5)(hidden)
+    return keras.Model(inputs, Dense(2, "softmax", dtype=keras.config.floatx())(hidden))
 
 
-def train(model, shape, num_outputs):
-    """Compiles and trains as runs do; returns inputs."""
+def trained():
+    """Returns a network, compiled and trained as runs do, and inputs."""
     from candle_p1.models.fast.optimizers import Keras2RMSprop
 
-    random_values = np.random.default_rng(1)
-    x = random_values.normal(size=(10, *shape)).astype("float32")
-    y = random_values.random(size=(10, num_outputs)).astype("float32")
+    random_values, model = np.random.default_rng(1), network()
+    x = random_values.normal(size=(10, 90, 1)).astype("float32")
+    y = random_values.random(size=(10, 2)).astype("float32")
     model.compile(Keras2RMSprop(0.01), loss="mse", metrics=["mae"])
     for _ in range(3):
         model.train_on_batch(x, y)
-    return x
+    return model, x
 
 
 def test_layers_that_keras_does_not_have_are_named_and_kept(tmp_path):
@@ -81,8 +67,7 @@ def test_layers_that_keras_does_not_have_are_named_and_kept(tmp_path):
 
 
 def test_weights_and_layers_make_the_model_again(tmp_path):
-    model, *shapes = convolutional()
-    x = train(model, *shapes)
+    model, x = trained()
     save(model, tmp_path / "layers.json")
     save(model, tmp_path / "best.weights.h5")
     layers = (tmp_path / "layers.json").read_text()
@@ -100,8 +85,7 @@ def test_other_precisions_are_kept(tmp_path, data_type, double_precision):
     keras.config.set_floatx(floatx)
     keras.config.set_dtype_policy(data_type)
     try:
-        model, *shapes = penalized()
-        x = train(model, *shapes)
+        model, x = trained()
         expected = model.predict_on_batch(x)
     finally:
         keras.config.set_floatx("float32")
@@ -134,7 +118,7 @@ def test_sigmoids_are_told_as_the_probabilities_that_they_were_trained_as(tmp_pa
 
 @pytest.mark.parametrize("name", ["model.keras", "model.weights.h5", "model.json"])
 def test_without_space_the_old_file_stays(tmp_path, name):
-    model, *_ = convolutional()
+    model = network()
     path = tmp_path / name
     path.write_text("old")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
