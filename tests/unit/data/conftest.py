@@ -9,7 +9,7 @@ import pytest
 from candle_p1.data.cooperative import read_together
 from candle_p1.data.source import Loading
 from candle_p1.data.table import CsvLayout
-from candle_p1.errors import DataError
+from candle_p1.errors import CandleError
 from tools.simulated import SimulatedJob
 
 compress_gzip = partial(gzip.compress, mtime=0)  # names of tests contain the bytes
@@ -28,7 +28,7 @@ def read_by_job(path, num_ranks=3, ranks_per_node=2, layout=PLAIN, **options):
     def read(comm):
         try:
             return read_together(path, layout, Loading(comm=comm, **options))
-        except DataError as error:
+        except CandleError as error:
             return str(error)
 
     return SimulatedJob(num_ranks, ranks_per_node).run(read)
