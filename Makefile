@@ -56,6 +56,8 @@ endif
 
 # The environment's mpirun, mpicxx and cmake take precedence over the system's.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# Python keeps what it compiles: otherwise every rank would compile this package again, for a second.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## List the targets
 	@awk -F ': .*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
