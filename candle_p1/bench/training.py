@@ -32,7 +32,8 @@ from candle_p1.scaling import ScalingPlan, share_bounds
 from candle_p1.training.setup import build_model, make_plan, set_up_device
 
 MAX_EPOCHS = 1_000_000  # more than any job trains
-MATRIX_SIZE, COPY_BYTES, REPEATS = 4096, 1 << 28, 5  # by which rates are measured
+MATRIX_SIZES, LONG_S = (1024, 2048, 4096), 0.1  # the first of which a product takes so long
+COPY_BYTES, REPEATS = 1 << 28, 5
 
 
 @dataclass
@@ -250,14 +251,18 @@ def matmul_flops_per_s() -> float:
     """Returns the rate of float32 matrix products, with the threads the framework uses here."""
     import keras
 
-    random = np.random.default_rng(0).random
-    matrix = keras.ops.convert_to_tensor(random((MATRIX_SIZE, MATRIX_SIZE), dtype=np.float32))
+    random, size, product_s = np.random.default_rng(0).random, 0, 0.0
 
     def multiply() -> None:
         product = keras.ops.matmul(matrix, matrix)
         np.asarray(keras.ops.convert_to_numpy(product[0, 0]))  # waits for the product
 
-    return 2.0 * MATRIX_SIZE**3 / seconds_of(multiply, REPEATS)
+    for size in MATRIX_SIZES:
+        matrix = keras.ops.convert_to_tensor(random((size, size), dtype=np.float32))
+        product_s = seconds_of(multiply, REPEATS)
+        if product_s > LONG_S:
+            break
+    return 2.0 * size**3 / product_s
 
 
 def copy_bytes_per_s(num_threads: int) -> float:
