@@ -11,14 +11,13 @@ pytestmark = [pytest.mark.extended, pytest.mark.horovod, pytest.mark.jax_engine]
 SHORT = "--epochs 4 --train_steps 4 --power none"
 RUNS = {
     "nt3": f"nt3 {SHORT} --conv 4 20 1 --pool 10 --dense 8",
-    "p1b1": f"p1b1 {SHORT} --dense 20 8 --feature_subsample 60",
     "p1b2": f"p1b2 {SHORT} --dense 20 8 --feature_subsample 60",
     "p1b3": f"p1b3 {SHORT} --dense 20 8 --feature_subsample 60 --val_steps 2 --test_steps 2",
 }
 TYPES = ("f32", "bf16", "f16")
 if not find_spec("horovod"):  # what the engine adds; tests/parallel trains with its f16
     RUNS, TYPES = {"p1b2": RUNS["p1b2"]}, TYPES[:2]
-CLOSE = {"nt3": 0.05, "p1b1": 0.002, "p1b2": 0.002, "p1b3": 0.03}
+CLOSE = {"nt3": 0.05, "p1b2": 0.002, "p1b3": 0.03}
 """Relative to the last loss, which another seed changes by twice to ten times as much."""
 
 

@@ -129,21 +129,11 @@ def test_plain_keras_takes_raw_values(own, trained, cohort, small_data, tmp_path
     (tmp_path / "new.csv").symlink_to(test)
     (tmp_path / "predict.py").write_text(program)
     subprocess.run([sys.executable, "-I", "predict.py"], cwd=tmp_path, check=True)
-    expected = predicted(trained / "p1b2", test, tmp_path / "q.csv")
-    assert pd.read_csv(tmp_path / "classes.csv")["class"].tolist() == expected["class"].tolist()
-
-
-def test_p1b2_predicts_as_its_record_says(trained, small_data, tmp_path):
-    test = small_data("p1b2") / find_benchmark("p1b2").recipe.roles["test"]
-    table = pd.read_csv(test)
-    found = predicted(trained / "p1b2", test, tmp_path / "p.csv")
-    hits = np.float32((found["class"] == table["cancer_type"]).sum()) / np.float32(len(table))
-    record = read_record(trained / "p1b2" / "run.json")
-    assert hits == np.float32(record["quality"]["accuracy"]["value"])
-    assert found["sample"].tolist() == table["case_id"].tolist()
+    table = pd.read_csv(test)  # with names, and columns in any order
     table[[*table.columns[:2], *table.columns[:1:-1]]].to_csv(tmp_path / "r.csv", index=False)
-    predicted(trained / "p1b2", tmp_path / "r.csv", tmp_path / "q.csv")
-    assert (tmp_path / "p.csv").read_bytes() == (tmp_path / "q.csv").read_bytes()
+    expected = predicted(trained / "p1b2", tmp_path / "r.csv", tmp_path / "q.csv")
+    assert expected["sample"].tolist() == table["case_id"].tolist()
+    assert pd.read_csv(tmp_path / "classes.csv")["class"].tolist() == expected["class"].tolist()
 
 
 def test_p1b1_gives_the_latent_space_and_the_error(trained, small_data, tmp_path):

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.parallel
 HERE = Path(__file__).parent
 HOROVOD = (pytest.mark.horovod, pytest.mark.extended)
 JAX = (pytest.mark.jax_engine, pytest.mark.extended)
-ON_FOUR = "a,a,a,a a,a,b,b a,b,a,b a,b,c,d"
+ON_FOUR = "a,a,a,a a,b,a,b a,b,c,d"
 
 
 @pytest.mark.parametrize(
@@ -28,14 +28,20 @@ ON_FOUR = "a,a,a,a a,a,b,b a,b,a,b a,b,c,d"
     [
         (3, "check_checkpoints check_loading a,a,b", 4 + 11),
         pytest.param(
-            4, f"check_checkpoints check_loading {ON_FOUR}", 4 * 15, marks=pytest.mark.extended
+            4, f"check_checkpoints check_loading {ON_FOUR}", 3 * 15, marks=pytest.mark.extended
         ),
-        pytest.param(3, "check_averaging check_measuring check_tables", 16, marks=HOROVOD),
+        pytest.param(
+            3, "check_averaging check_measuring check_tables check_own_step", 18, marks=HOROVOD
+        ),
+        pytest.param(
+            2,
+            "averaging=horovod check_averaging:OF_GRADIENTS check_comm check_evaluation",
+            24,
+            marks=HOROVOD,
+        ),
         pytest.param(2, "check_averaging:OF_ENGINES check_measuring check_tables", 15, marks=JAX),
-        pytest.param(2, "check_restart", 7, marks=HOROVOD),
-        pytest.param(2, "check_restart:OF_STATES", 4, marks=JAX),
-        pytest.param(2, "check_comm check_evaluation check_own_step", 18, marks=HOROVOD),
-        pytest.param(2, "averaging=horovod check_averaging:OF_GRADIENTS", 8, marks=HOROVOD),
+        pytest.param(2, "check_restart", 6, marks=HOROVOD),
+        pytest.param(2, "check_restart:OF_STATES", 3, marks=JAX),
     ],
 )
 def test_checks_hold_on_all_ranks(
