@@ -62,8 +62,16 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session", autouse=True)
 def session_directories(tmp_path_factory):
-    """Keeps apart the directories that Open MPI names after pids, some left by killed launchers."""
+    """Keeps apart the directories that Open MPI names after pids, some left by killed launchers.
+
+    JAX keeps what it compiles in this process: many tests train the same small networks.
+    """
     directory = tmp_path_factory.mktemp("prte")
+    if os.environ["KERAS_BACKEND"] == "jax":
+        import jax
+
+        jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("programs")))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PRTE_MCA_prte_tmpdir_base", str(directory))
         yield

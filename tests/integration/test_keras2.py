@@ -148,8 +148,6 @@ CASES = {
     "nt3 by tiles": ("nt3", "--conv 32 20 1 32 10 1", {"num_genes": 320}),
     "p1b1": ("p1b1", "", {}),
     "p1b1 f64": ("p1b1", "--data_type f64", {}),
-    "p1b1 vae": ("p1b1", "--model vae --epsilon_std 0", {"kind": "vae"}),
-    "p1b1 cvae": ("p1b1", "--model cvae --epsilon_std 0", {"kind": "cvae"}),
     "p1b1 vae f64": ("p1b1", "--model vae --epsilon_std 0 --data_type f64", {"kind": "vae"}),
     "p1b1 cvae f64": ("p1b1", "--model cvae --epsilon_std 0 --data_type f64", {"kind": "cvae"}),
     "p1b2": ("p1b2", "", {}),
@@ -178,12 +176,10 @@ def test_a_network_trains_as_in_candle(case):
     assert_trains_alike(reference, models, data, BATCH_SIZES[name], tolerance)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-def test_p1b2_does_not_with_the_rmsprop_of_keras_3(kernels):
-    flags = "--optimizer_formula keras3"
-    data, reference, models = models_of("p1b2", flags, kernels=[kernels])
+def test_p1b2_does_not_with_the_rmsprop_of_keras_3():
+    data, *models = models_of("p1b2", "--optimizer_formula keras3", kernels=["fast"])
     with pytest.raises(AssertionError, match="rtol=1e-05"):
-        assert_trains_alike(reference, models, data, BATCH_SIZES["p1b2"])
+        assert_trains_alike(*models, data, BATCH_SIZES["p1b2"])
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

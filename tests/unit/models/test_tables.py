@@ -75,7 +75,7 @@ def trained(model, data, num_steps, optimizer):
 )
 def test_training_is_that_of_the_rows(data, options, use_bias):
     found = [
-        trained(made(data, use_bias=use_bias), data, 200, SGD(0.005, **options))
+        trained(made(data, use_bias=use_bias), data, 50, SGD(0.005, **options))
         for made in (by_table, network)
     ]
     assert fast.used().count(NAME) == 1
