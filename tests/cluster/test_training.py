@@ -8,8 +8,8 @@ from tests.records import read_record
 pytestmark = pytest.mark.cluster
 
 LIMIT_S = 600
-RUN = "nt3 --conv 4 20 1 --pool 10 --dense 8 --train_steps 4 --epochs 2 --epochs_scaling weak"
-RUN += " --output_dir out --power none"
+RUN = "nt3 --conv 4 20 1 --pool 10 --dense 8 --epochs 2 --epochs_scaling weak"
+RUN += " --train_steps 4 --val_steps 3 --test_steps 3 --output_dir out --power none"
 SAME_LOSS = 1e-5
 """The largest relative difference. Where ranks are on several nodes, MPI may add the gradients of
 three ranks in another order, which changes a sum by one unit in the last place (6e-8 of it); some

@@ -16,7 +16,9 @@ VARIATIONAL = (
     " --residual True --batch_normalization True --dropout 0.05 --alpha_dropout True"
     " --warmup_lr True --base_lr 0.0005 --reduce_lr True"
 )
-REPEATED = f"{NARROW} --epochs 4 --warmup_epochs 1 --check_replicas True"
+REPEATED = (
+    f"{NARROW} --epochs 4 --warmup_epochs 1 --check_replicas True --val_steps 2 --test_steps 2"
+)
 VARIANTS = {
     "first": REPEATED,
     "again": "nt3 --config_file EXP000/first/final_params.txt",

@@ -8,11 +8,11 @@ import pytest
 from tests.records import read_record
 
 pytestmark = [pytest.mark.extended, pytest.mark.horovod, pytest.mark.jax_engine]
-SHORT = "--epochs 4 --train_steps 4 --power none"
+SHORT = "--epochs 4 --train_steps 4 --val_steps 2 --test_steps 2 --power none"
 RUNS = {
     "nt3": f"nt3 {SHORT} --conv 4 20 1 --pool 10 --dense 8",
     "p1b2": f"p1b2 {SHORT} --dense 20 8 --feature_subsample 60",
-    "p1b3": f"p1b3 {SHORT} --dense 20 8 --feature_subsample 60 --val_steps 2 --test_steps 2",
+    "p1b3": f"p1b3 {SHORT} --dense 20 8 --feature_subsample 60",
 }
 TYPES = ("f32", "bf16", "f16")
 if not find_spec("horovod"):  # what the engine adds; tests/parallel trains with its f16
