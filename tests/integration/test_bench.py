@@ -132,8 +132,8 @@ def test_a_step_is_measured_here_and_in_another_environment(bench):
 
 @pytest.mark.horovod
 def test_a_step_by_tables_agrees_with_one_of_their_rows(bench):
-    flags = "--size small --steps 3 --rounds 1 --dense 50 --momentum 0.9".split()
-    report, output = bench("step", "p1b3", *flags)
+    flags = "--size small --steps 3 --rounds 1 --dense 50 --momentum 0.9"
+    report, output = bench("step", "p1b3", *flags.split())
     assert report["differences"]["plain Keras"]["update"] < 1e-3
     bound = report["roofline"]
     assert bound["used_total_s"] < bound["total_s"]
