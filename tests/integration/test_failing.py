@@ -26,7 +26,6 @@ LIMIT_S = 30
 START_S = 120
 FLAGS = ["--epochs", "2000", "--epochs_scaling", "weak", "--output_dir", "out"]
 SMALL = ["--conv", "4", "20", "1", "--pool", "10", "--dense", "8"]
-EITHER = (pytest.mark.horovod, pytest.mark.jax_engine)
 
 
 @pytest.fixture
@@ -84,14 +83,14 @@ def watchdogs(directory):
 @pytest.mark.parametrize(
     ("num_ranks", "rank", "phase", "fault", "epochs"),
     [
-        pytest.param(2, 0, "train", "-1::", 2000, marks=EITHER),
+        pytest.param(2, 0, "train", "-1::", 2000, marks=pytest.mark.jax_engine),
         (2, 1, "broadcast/wait", "0:build:sleep", 2),
         (2, 1, "report", "1:report:sleep", 2),
         (1, 0, "train", "-1::", 2000),
     ],
 )
 def test_a_killed_rank_is_named(job, tmp_path, num_ranks, rank, phase, fault, epochs):
-    """In test_installation.py, rank 1 is killed while it trains."""
+    """With Horovod, test_installation.py kills rank 1 of two while it trains."""
     process = job(fault, "--epochs", epochs, num_ranks=num_ranks)
     victim = pid_in_phase(process, tmp_path, rank, phase)
     history = tmp_path / "out/EXP000/RUN000/history.csv"
