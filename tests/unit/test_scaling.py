@@ -24,7 +24,11 @@ def plan_of(num_ranks, **options):
     return ScalingPlan.make(num_ranks=num_ranks, **NT3 | options)
 
 
-@given(st.integers(1, 10**6), st.integers(1, 10**6), st.sampled_from([("sqrt", 2), ("cbrt", 3)]))
+@given(
+    st.integers(1, 10**6),
+    st.integers(1, 10**6),
+    st.sampled_from([("linear", 1), ("sqrt", 2), ("cbrt", 3)]),
+)
 def test_scaled_batch_size_is_the_integer_part_of_the_root(batch_size, num_ranks, scaling):
     name, power = scaling
     scaled = scale_batch_size(batch_size, num_ranks, name)

@@ -10,7 +10,6 @@ from candle_p1.benchmark import DataSet, Joined, ModelFile, Samples, Selected
 
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 
-from candle_p1.distributed.replicas import average_state  # noqa: E402
 from candle_p1.models import fast  # noqa: E402
 from candle_p1.models.fast.layers import L2, Dense  # noqa: E402
 from candle_p1.models.fast.optimizers import SGD, Adam  # noqa: E402
@@ -194,19 +193,6 @@ def test_weights_are_counted_and_named_as_those_of_the_rows(data):
     for value, weight in zip(values, whole.weights, strict=True):
         np.testing.assert_allclose(value, weight, rtol=1e-6, atol=1e-7)
     assert table_layer(whole) is None
-
-
-def test_constants_are_not_averaged_over_ranks(data):
-    class Ranks:
-        size, seen = 2, ()
-
-        def allreduce_sum(self, array):
-            self.seen += (array.shape,)
-            return 2 * array
-
-    ranks = Ranks()
-    assert average_state(by_table(data), ranks) == {}
-    assert ranks.seen == ((UNITS,), (UNITS,)), "the moving statistics alone"
 
 
 @pytest.mark.extended
