@@ -186,23 +186,6 @@ def test_paths_that_are_too_long_together_do_not_exist():
         bind("--data_dir", names, "--train_data", names, "--test_data", names)
 
 
-MODEL_FILES = [
-    pytest.param(benchmark, path.name, id=path.stem)
-    for benchmark in map(find_benchmark, list_benchmarks())
-    for path in sorted(benchmark.folder.glob("*_model.txt"))
-]
-
-
-@pytest.mark.parametrize(("benchmark", "file"), MODEL_FILES)
-def test_parameter_files_are_complete(benchmark, file):
-    alone = benchmark.initialize_parameters(file, argv=[])
-    added = benchmark.initialize_parameters(argv=["--config_file", file])
-    assert dict(alone) | {"config_file": file} == dict(added)
-    params = benchmark.bind(alone)
-    assert {params[name] for name in benchmark.files.values()} == {None}
-    assert params.warnings == ()
-
-
 def test_a_file_missing_from_the_directory_is_named(files):
     (files / "nt_test2.csv").unlink()
     with pytest.raises(DataError, match=r"nt_test2.csv: .*candle-p1 data fetch nt3"):

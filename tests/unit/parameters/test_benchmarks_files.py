@@ -9,6 +9,7 @@ from candle_p1.benchmark import find_benchmark, list_benchmarks
 from candle_p1.parameters.catalog import KNOWN
 from tests.candle import FILES, LINES, benchmark_of
 
+BENCHMARKS = [find_benchmark(name) for name in list_benchmarks()]
 EARLIER_NAMES = {
     "drop": "dropout",
     "file_test": "test_data",
@@ -75,14 +76,19 @@ def test_a_file_is_read_as_candle_reads_it(file):
     assert in_vain(benchmark.bind(params)) == (IN_VAIN if is_noise else "")
 
 
-def test_a_file_means_the_same_as_config_file_and_as_model_file(file):
-    benchmark = find_benchmark(benchmark_of(file))
-    as_model_file = benchmark.bind(benchmark.initialize_parameters(file, argv=[]))
-    as_config_file = benchmark.read_parameters(["--config_file", str(file)])
+OWN = [path for each in BENCHMARKS for path in sorted(each.folder.glob("*_model.txt"))]
+
+
+@pytest.mark.parametrize("path", [*FILES, *OWN], ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_file_means_the_same_as_config_file_and_as_model_file(path):
+    benchmark = find_benchmark(benchmark_of(path))
+    as_model_file = benchmark.bind(benchmark.initialize_parameters(path, argv=[]))
+    as_config_file = benchmark.read_parameters(["--config_file", str(path)])
     names = {name for name in as_config_file if as_config_file[name] != as_model_file[name]}
-    assert names <= NOT_CANDLES
+    assert names <= ({"config_file"} if path in OWN else NOT_CANDLES)
     assert in_vain(as_config_file) == in_vain(as_model_file)
     assert {as_config_file[name] for name in benchmark.files.values()} == {None}
+    assert path not in OWN or as_model_file.warnings == as_config_file.warnings == ()
 
 
 def test_a_file_can_stand_in_place_of_the_benchmarks_own(file, tmp_path, monkeypatch):
@@ -122,7 +128,6 @@ def test_a_command_line_is_understood(line):
     assert {**params, **VALUES.get(line, {})} == dict(params)
 
 
-BENCHMARKS = [find_benchmark(name) for name in list_benchmarks()]
 SOURCES = ("flag", "config file", "driver")
 OTHERS = {
     "epochs": 3,
