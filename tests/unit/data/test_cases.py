@@ -1,4 +1,4 @@
-"""Tables of cases, and how P1B1 and P1B2 split them."""
+"""Tables of cases, how they are split, and folds, which keep the samples of a patient together."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""CANDLE's parameter files and command lines are read as CANDLE reads them."""
+"""Parameter files and command lines are read as by CANDLE; each value says which source set it."""
 
 import ast
 import configparser

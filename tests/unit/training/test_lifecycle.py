@@ -26,6 +26,17 @@ def recorded_run(params):
     return lifecycle.recorded_run("nt3", params, SerialCommunicator())
 
 
+def test_each_rank_learns_where_the_record_is(tmp_path, monkeypatch):
+    """Which may not be expected: rank 0 alone opens the directory, beside equal jobs."""
+    told = []
+    monkeypatch.setattr(lifecycle.RankAgent, "report_record", lambda _, path: told.append(path))
+    monkeypatch.setattr(
+        lifecycle.RunDirectory, "open", lambda run, *_: (run.find().parent / "x", 1)
+    )
+    with recorded_run(parameters(tmp_path)):
+        assert told == [tmp_path / "EXP000/x/run.json"]
+
+
 @pytest.mark.parametrize(
     ("place", "name"),
     [
