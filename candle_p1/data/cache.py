@@ -1,11 +1,11 @@
 """Tables cached as binary files, which a later load only has to check and map.
 
-A cache that does not match its source is rebuilt. It contains, in this order: a magic word with the
-format's version; the digest of the header; the header's length; the header, as JSON; padding; the
-numbers, float32, row by row; the codes of each column of text, int32. The header says which file
-the cache was made from (path, size, modification time and a digest of samples of its bytes) and how
-that file was read, and has a digest of every slab of what follows. Thus a cache that is truncated,
-altered or made from another file is detected.
+A cache that does not match its source is rebuilt. It contains, in this order: the numbers, float32,
+row by row; the codes of each column of text, int32; a header, as JSON; the digest of the header and
+its length; a magic word with the format's version. The header says which file the cache was made
+from (path, size, modification time and a digest of samples of its bytes) and how that file was
+read, and has a digest of every slab of what precedes it. Thus a cache that is truncated, altered or
+made from another file is detected.
 
 The slabs are dealt to the nodes and, within a node, to its ranks, which read and check them in
 place, in the memory that the node's ranks share. Then the nodes send each other their slabs, also
@@ -22,9 +22,10 @@ import stat
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
-from itertools import accumulate, pairwise
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ import numpy as np
 import xxhash
 
 from candle_p1.data.cooperative import read_opened
+from candle_p1.data.directory import storing
 from candle_p1.data.read_ahead import agree_on_zero
 from candle_p1.data.shared import NodeArray, allocate
 from candle_p1.data.source import GIB, Loading, Source, fill, open_together
@@ -46,13 +48,19 @@ from candle_p1.scaling import share_bounds
 SUFFIX, PARTIAL = ".table", ".partial"
 Bytes = Any  # NDArray[np.uint8], which typeshed does not accept as a buffer
 
-MAGIC = b"CANDLEP1 cache 1"
-FIXED = struct.Struct("<16s16sQ")
-"""Magic word, digest of the header, length of the header in bytes."""
-ALIGNMENT = 4096
+MAGIC = b"CANDLEP1 cache 2"
+TRAILER = struct.Struct("<16sQ16s")
+"""Digest of the header, its length in bytes, magic word."""
 SLAB_BYTES = 8 << 20
 ROUND_SLABS = 128
 """How many slabs are sent at a time: their 1 GiB is less than MPI can count."""
+
+
+_writing = partial(
+    storing,
+    remedy="use --cache_dir to name a directory with enough space, or choose another --loader",
+    what="the cache cannot be written",
+)
 
 
 class UnfitCacheError(CandleError):
@@ -63,10 +71,6 @@ class NoCacheError(UnfitCacheError):
     """There is no such file."""
 
 
-Slab = tuple[int, int, str]
-"""The first byte of a piece of the content, the byte after its last, and its digest."""
-
-
 class Header(NamedTuple):
     """What a cache file says about itself.
 
@@ -75,7 +79,7 @@ class Header(NamedTuple):
         shape: Rows and columns of the numbers.
         columns: The names of the columns of numbers.
         text: The distinct values of each column of text.
-        slabs_xxh3: The digest of each slab.
+        slabs_xxh3: The digest of each slab of the content.
     """
 
     source: dict[str, Any]
@@ -89,14 +93,6 @@ class Header(NamedTuple):
         """The sizes of the numbers and of each column of text."""
         num_rows, num_columns = self.shape
         return [4 * num_rows * num_columns, *(4 * num_rows for _ in self.text)]
-
-    def slabs(self) -> list[Slab]:
-        """Returns the slabs, whose bytes are counted from the first one of the numbers."""
-        bounds, first = [], 0
-        for size in self.part_bytes:
-            bounds += [(first + slab.start, first + slab.stop) for slab in _slabs(size)]
-            first += size
-        return [(*b, digest) for b, digest in zip(bounds, self.slabs_xxh3, strict=True)]
 
 
 def read_cached(path: Path, layout: CsvLayout, loading: Loading) -> Table:
@@ -162,7 +158,7 @@ def list_caches(directory: Path) -> Iterator[CacheFile]:
     for used_s, num_bytes, path in _by_use(directory):
         source = problem = None
         try:
-            source = read_header(path)[0].source
+            source = read_header(path).source
             with open_together(Path(source["path"]), SerialCommunicator()) as opened:
                 now = describe_source(opened, CsvLayout(**source["layout"]))
             problem = header_problem(path, now)
@@ -209,11 +205,11 @@ class _Cache:
                     copy.unlink(missing_ok=True)
 
         try:
-            header, first_byte = on_first_rank(comm, read_header, self.file, self.source)
+            header = on_first_rank(comm, read_header, self.file, self.source)
             is_missing = comm.local_rank == 0 and bool(copy and header_problem(copy, self.source))
             is_staged = copy is not None and not comm.any(is_missing)
             path = copy if copy and is_staged else self.file
-            table = read_content(path, header, first_byte, self.loading, on_each_node=is_staged)
+            table = read_content(path, header, self.loading, on_each_node=is_staged)
         except UnfitCacheError as error:  # on all ranks
             if is_staged:
                 agree(comm, remove_copy)
@@ -272,19 +268,6 @@ class _Cache:
         return True
 
 
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Makes a DataError of what keeps the body from writing a cache."""
-    try:
-        yield
-    except (OSError, NotImplementedError) as error:  # the latter: no locks there
-        raise DataError(
-            f"the cache cannot be written ({getattr(error, 'strerror', None) or error}): use"
-            " --cache_dir to name a directory with enough space, or choose another --loader",
-            path,
-        ) from error
-
-
 def _by_use(directory: Path) -> list[tuple[float, int, Path]]:
     """Returns (time of last use, bytes, path) of all caches, the least recently used first."""
     found = []
@@ -316,32 +299,32 @@ def write_cache(path: Path, table: Table, source: dict[str, Any], num_threads: i
     Raises:
         OSError: It cannot be written; nothing is left behind.
     """
-    arrays = [table.values, *(column.codes for column in table.text.values())]
-    parts: list[Bytes] = [np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in arrays]
-    slabs = [part[bounds] for part in parts for bounds in _slabs(len(part))]
-    with ThreadPoolExecutor(num_threads) as pool:
-        digests = list(pool.map(xxhash.xxh3_64_hexdigest, slabs))
-    num_rows, num_columns = table.values.shape
-    text = {name: column.names for name, column in table.text.items()}
-    content = Header(source, (num_rows, num_columns), table.columns, text, digests)
-    header = json.dumps(content._asdict()).encode()
-    fixed = FIXED.pack(MAGIC, xxhash.xxh3_128_digest(header), len(header))
-    padding = b"\0" * (_first_byte(len(header)) - FIXED.size - len(header))
-    partial = path.with_name(f".{path.name}{PARTIAL}")
+    codes = [column.codes for column in table.text.values()]
+    temporary = path.with_name(f".{path.name}{PARTIAL}")
     try:
-        with partial.open("wb") as file:
-            for block in (fixed, header, padding, *slabs):
-                file.write(block)
+        with temporary.open("w+b") as file, ThreadPoolExecutor(num_threads) as pool:
+            for part in (table.values, *codes):
+                file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8))
+            file.flush()
+            content: Bytes = np.memmap(file, np.uint8, "r")
+            bounds = range(0, len(content), SLAB_BYTES)
+            slabs = (content[start : start + SLAB_BYTES] for start in bounds)
+            digests = [*pool.map(xxhash.xxh3_64_hexdigest, slabs)]
+            text = {name: column.names for name, column in table.text.items()}
+            described = Header(source, table.values.shape, table.columns, text, digests)
+            header = json.dumps(described._asdict()).encode()
+            file.write(header)
+            file.write(TRAILER.pack(xxhash.xxh3_128_digest(header), len(header), MAGIC))
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
+        temporary.replace(path)
     except OSError:
-        partial.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
-def read_header(path: Path, source: dict[str, Any] | None = None) -> tuple[Header, int]:
-    """Returns the header of a cache, made from this source if one is given, and its length.
+def read_header(path: Path, source: dict[str, Any] | None = None) -> Header:
+    """Returns the header of a cache, made from this source if one is given.
 
     Raises:
         UnfitCacheError: The header is missing or damaged, the file does not have the right size, or
@@ -351,25 +334,23 @@ def read_header(path: Path, source: dict[str, Any] | None = None) -> tuple[Heade
         if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
             raise UnfitCacheError("it is not a file")
         with path.open("rb") as file:
-            fixed = file.read(FIXED.size)
-            if len(fixed) < FIXED.size:
-                raise UnfitCacheError("it is truncated")
-            magic, digest, num_bytes = FIXED.unpack(fixed)
-            if magic != MAGIC:
-                raise UnfitCacheError("it is not a cache of this version")
-            size = os.fstat(file.fileno()).st_size
-            text = file.read(min(num_bytes, size))
-            padding = file.read(_first_byte(len(text)) - FIXED.size - len(text))
+            end = max(os.fstat(file.fileno()).st_size - TRAILER.size, 0)
+            file.seek(end)
+            trailer = file.read()
+            if not trailer.endswith(MAGIC) or len(trailer) != TRAILER.size:
+                raise UnfitCacheError("it is truncated, or of another version")
+            digest, num_bytes, _ = TRAILER.unpack(trailer)
+            file.seek(max(end - num_bytes, 0))
+            text = file.read(min(num_bytes, end))
     except FileNotFoundError as error:
         raise NoCacheError("there is none") from error
     except OSError as error:
         raise UnfitCacheError(f"it cannot be read: {error.strerror}") from error
-    if xxhash.xxh3_128_digest(text) != digest or len(text) != num_bytes or any(padding):
+    if xxhash.xxh3_128_digest(text) != digest:
         raise UnfitCacheError("its header is damaged")
-    header, first_byte = Header(**json.loads(text)), _first_byte(num_bytes)
-    expected = first_byte + sum(header.part_bytes)
-    if size != expected:
-        raise UnfitCacheError(f"it has {size} bytes instead of {expected}")
+    header = Header(**json.loads(text))
+    if end - num_bytes != sum(header.part_bytes):
+        raise UnfitCacheError("it does not have the size that its header says")
     different = [key for key in source or () if source and source[key] != header.source[key]]
     if different:
         reasons = {
@@ -378,7 +359,7 @@ def read_header(path: Path, source: dict[str, Any] | None = None) -> tuple[Heade
             "samples_xxh3": "the content of its source has changed",
         }
         raise UnfitCacheError(reasons.get(different[0], "it was made from something else"))
-    return header, first_byte
+    return header
 
 
 def header_problem(path: Path, source: dict[str, Any]) -> str | None:
@@ -390,9 +371,7 @@ def header_problem(path: Path, source: dict[str, Any]) -> str | None:
     return None
 
 
-def read_content(
-    path: Path, header: Header, first_byte: int, loading: Loading, *, on_each_node: bool
-) -> Table:
+def read_content(path: Path, header: Header, loading: Loading, *, on_each_node: bool) -> Table:
     """Returns the table in a cache file; collective.
 
     Only ranks that have a slab to read open the file.
@@ -400,7 +379,6 @@ def read_content(
     Args:
         path: The file, of this node if `on_each_node`.
         header: Its header, on all ranks.
-        first_byte: Where the numbers begin in it.
         loading: Who needs the table.
         on_each_node: Whether each node reads a file of its own.
 
@@ -408,8 +386,9 @@ def read_content(
         DataError: There is no space for the content; the same on all ranks.
         UnfitCacheError: Some rank cannot read it, or found it damaged; the same on all ranks.
     """
-    comm, node, slabs = loading.comm, loading.comm.local, header.slabs()
+    comm, node = loading.comm, loading.comm.local
     num_nodes, num_bytes = 1 if on_each_node else comm.num_nodes, sum(header.part_bytes)
+    slabs = range(len(header.slabs_xxh3))
     rounds = [
         _divide(slabs[i : i + ROUND_SLABS], num_nodes) for i in range(0, len(slabs), ROUND_SLABS)
     ]
@@ -428,7 +407,7 @@ def read_content(
     try:
         with region("read"):
             if mine:
-                content = _read_slabs(path, mine, first_byte, array, loading.num_threads)
+                content = _read_slabs(path, header, mine, array, loading.num_threads)
     except (UnfitCacheError, OSError, ValueError) as error:  # the last: it is empty by now
         problem = str(error)
     try:
@@ -436,10 +415,10 @@ def read_content(
             if found := comm.first(problem):
                 raise UnfitCacheError(found[1])
             for of_nodes in rounds if num_nodes > 1 else ():
-                sizes = [sum(stop - start for start, stop, _ in slabs) for slabs in of_nodes]
-                bounds = [*accumulate(sizes, initial=0)]
-                begin = next(slabs[0][0] for slabs in of_nodes if slabs)
-                comm.share_between_nodes(content[begin : begin + bounds[-1]], [*pairwise(bounds)])
+                begin = of_nodes[0].start * SLAB_BYTES
+                round_content = content[begin : of_nodes[-1].stop * SLAB_BYTES]
+                stops = [min(s.stop * SLAB_BYTES - begin, len(round_content)) for s in of_nodes]
+                comm.share_between_nodes(round_content, [*pairwise([0, *stops])])
             node.barrier()
     finally:
         if array is not None:
@@ -452,39 +431,30 @@ def read_content(
     return Table(values.view(np.float32).reshape(header.shape), header.columns, text)
 
 
-def _divide(slabs: Sequence[Slab], num: int) -> list[Sequence[Slab]]:
+def _divide(slabs: range, num: int) -> list[range]:
     return [slabs[slice(*share_bounds(len(slabs), each, num))] for each in range(num)]
 
 
 def _read_slabs(
-    path: Path, slabs: Sequence[Slab], first_byte: int, array: NodeArray | None, num_threads: int
+    path: Path, header: Header, slabs: Sequence[int], array: NodeArray | None, num_threads: int
 ) -> Bytes:
     """Reads and checks some slabs; returns the array that they are in: `array` if it is given."""
     log = reading.current()
     with path.open("rb") as file, ThreadPoolExecutor(num_threads) as pool:
         if array is None:
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            content: Bytes = np.frombuffer(mapping, np.uint8)[first_byte:]
+            content: Bytes = np.frombuffer(mapping, np.uint8)[: sum(header.part_bytes)]
         else:
             content = array.array
 
-        def check(slab: Slab) -> None:
-            start, stop, digest = slab
-            into = content[start:stop]
-            with log.noted(stop - start):
-                if array is not None and not fill(file.fileno(), into.data, first_byte + start):
+        def check(slab: int) -> None:
+            start = slab * SLAB_BYTES
+            into = content[start : start + SLAB_BYTES]
+            with log.noted(len(into)):
+                if array is not None and not fill(file.fileno(), into.data, start):
                     raise UnfitCacheError("it was changed while it was read")
-                if xxhash.xxh3_64_hexdigest(into) != digest:
+                if xxhash.xxh3_64_hexdigest(into) != header.slabs_xxh3[slab]:
                     raise UnfitCacheError("its content does not match its digest")
 
         list(pool.map(check, slabs))
     return content
-
-
-def _slabs(num_bytes: int) -> Sequence[slice]:
-    starts = range(0, num_bytes, SLAB_BYTES)
-    return [slice(start, min(start + SLAB_BYTES, num_bytes)) for start in starts]
-
-
-def _first_byte(num_header_bytes: int) -> int:
-    return -(-(FIXED.size + num_header_bytes) // ALIGNMENT) * ALIGNMENT

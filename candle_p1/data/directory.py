@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +33,16 @@ def data_directory() -> Path:
             f" has no user {os.getuid()}: set {DATA_DIRECTORY_VARIABLE}"
         )
     return platformdirs.user_cache_path("candle_p1")
+
+
+@contextmanager
+def storing(path: Path, remedy: str, what: str = "the files cannot be stored") -> Iterator[None]:
+    """Converts errors of the file system into a DataError; `remedy` says what the user can do."""
+    try:
+        yield
+    except (OSError, NotImplementedError) as error:  # the latter: no locks on this file system
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{what} ({reason}): {remedy}", path) from error
 
 
 MANIFEST_NAME = "synthetic.json"

@@ -84,7 +84,7 @@ class Several:
             a tuple or a dictionary of the same form.
     """
 
-    parts: tuple[Rows, ...] | Mapping[str, Rows]
+    parts: tuple[Rows, ...] | Mapping[Any, Rows]
 
     def __len__(self) -> int:
         parts = self.parts
@@ -97,18 +97,16 @@ class Several:
 
     def as_gather(self) -> Gather | None:
         """Returns how the parts are taken; see `gather_of`."""
-        named = isinstance(self.parts, Mapping)
-        parts: dict[Any, Rows] = dict(
-            self.parts if isinstance(self.parts, Mapping) else enumerate(self.parts)
-        )
-        of_parts = {name: gather_of(rows) for name, rows in parts.items()}
+        if not isinstance(self.parts, Mapping):
+            found = Several(dict(enumerate(self.parts))).as_gather()
+            return found and Gather(found.arrays, lambda *of: tuple(found.take(*of).values()))
+        of_parts = {name: gather_of(rows) for name, rows in self.parts.items()}
         gathers = {name: each for name, each in of_parts.items() if each}
-        if len(gathers) < len(parts):
+        if len(gathers) < len(of_parts):
             return None
 
         def take(xp: Any, arrays: Any, which: Any) -> Any:
-            found = {name: each.take(xp, arrays[name], which) for name, each in gathers.items()}
-            return found if named else tuple(found.values())
+            return {name: each.take(xp, arrays[name], which) for name, each in gathers.items()}
 
         return Gather({name: each.arrays for name, each in gathers.items()}, take)
 
@@ -254,16 +252,9 @@ class Samples:
 
     def as_gather(self) -> Gather | None:
         """Returns how batches are taken; see `gather_of`."""
-        x, y = gather_of(self.x), gather_of(self.y)
-        if x is None or y is None:
-            return None
         is_own = self.y is self.x
-
-        def take(xp: Any, arrays: Any, which: Any) -> tuple[Any, Any]:
-            inputs = x.take(xp, arrays["x"], which)
-            return inputs, inputs if is_own else y.take(xp, arrays["y"], which)
-
-        return Gather({"x": x.arrays} | ({} if is_own else {"y": y.arrays}), take)
+        found = Several((self.x,) if is_own else (self.x, self.y)).as_gather()
+        return found and Gather(found.arrays, lambda *of: found.take(*of) * (1 + is_own))
 
     @property
     def x_shape(self) -> tuple[int, ...]:

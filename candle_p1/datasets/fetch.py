@@ -19,9 +19,9 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import BaseModel, Field, NonNegativeInt
 
-from candle_p1.data.directory import MANIFEST_NAME, synthetic_facts
+from candle_p1.data.directory import MANIFEST_NAME, storing, synthetic_facts
 from candle_p1.data.reader import file_sha256
-from candle_p1.datasets.synthetic import LOCK_NAME, locked, partial_path, storing
+from candle_p1.datasets.synthetic import LOCK_NAME, locked, partial_path
 from candle_p1.datasets.unpack import SUFFIXES, ArchiveError, unpack
 from candle_p1.errors import DataError, ParameterError
 from candle_p1.files import (

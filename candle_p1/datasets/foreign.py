@@ -52,7 +52,7 @@ class SampleOptions:
         drop: Columns or genes that are no features.
         header_rows, name_row, decimal: See `candle_p1.datasets.delimited.TextForm`.
         duplicates: What to do with features of the same name: "error", "mean" or "first".
-        missing: What to do with missing values: "error"; otherwise they are left as NaN.
+        missing: What to do with missing values: "error", or "zero"; otherwise they are left as NaN.
         unlabelled: What to do with samples without a label: "error" or "drop".
         log2: Whether to take log2(x + 1); None: no, or, of new samples, as the import did.
     """
@@ -342,7 +342,11 @@ class _Reading:
         return samples
 
     def checked(self, samples: Cohort) -> Cohort:
-        """Returns the samples, in logarithms if asked for; raises DataError for bad values."""
+        """Returns the samples, in logarithms and without gaps if asked for.
+
+        Raises:
+            DataError: Values are bad.
+        """
         values = samples.frame
         self.refuse(values.abs() == np.inf, "are infinite")
         if self.options.log2:
@@ -352,6 +356,7 @@ class _Reading:
             self.refuse(values.isna(), "are missing (--missing fills them in)")
         if self.options.missing == "zero" and (num := int(values.isna().to_numpy().sum())):
             self.notes.append(f"{num:,} missing values are taken as 0")
+            samples = replace(samples, frame=samples.frame.fillna(0))
         return samples
 
     def refuse(self, is_bad: pd.DataFrame, what: str) -> None:

@@ -12,15 +12,15 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from candle_p1.data.directory import IMPORT_NAME, Importable
+from candle_p1.data.directory import IMPORT_NAME, Importable, storing
 from candle_p1.data.folds import divisions, kinds_of_groups
+from candle_p1.data.names import place_features
 from candle_p1.data.table import CsvLayout
 from candle_p1.datasets.delimited import TextForm
 from candle_p1.datasets.foreign import Cohort, SampleOptions, read_cohort, read_content
@@ -30,7 +30,6 @@ from candle_p1.datasets.synthetic import (
     SyntheticFile,
     format_rows,
     locked,
-    storing,
     write_files,
 )
 from candle_p1.errors import DataError, ParameterError
@@ -140,12 +139,13 @@ def understand_samples(
     else:
         test = _beside(read(test_table), train)
         notes += [f"{test_table.name}: {note}" for note in test.notes]
-    fill = partial(_filled, how=options.missing, means=train.frame.mean(), path=table)
-    values = {"train": fill(train.frame), "test": fill(test.frame)}
-    num_filled = sum(int(side.frame.isna().to_numpy().sum()) for side in (train, test))
-    if num_filled and options.missing == "mean":
+    sides = {"train": train, "test": test}
+    means = train.frame.mean() if options.missing == "mean" else None
+    values = {role: _filled(side, means) for role, side in sides.items()}
+    num_filled = sum(int(side.frame.isna().to_numpy().sum()) for side in sides.values())
+    if num_filled and means is not None:
         notes.append(f"{num_filled:,} missing values are filled in by mean")
-    labels = {"train": train.about["label"], "test": test.about["label"]}
+    labels = {role: side.about["label"] for role, side in sides.items()}
 
     # Where files name the classes, the benchmark numbers them in the order of their names.
     # Where it numbers them, their names may be numbers, which come first, in their order.
@@ -191,9 +191,7 @@ def understand_samples(
         "samples": {role: [*of_role.index] for role, of_role in values.items()},
     }
     if "group" in train.about:
-        facts["groups"] = {
-            role: [*side.about["group"]] for role, side in (("train", train), ("test", test))
-        }
+        facts["groups"] = {role: [*side.about["group"]] for role, side in sides.items()}
     sources = [path for path in (table, test_table, options.labels) if path]
     return Imported(target, parts, facts, sources, options, notes)
 
@@ -210,18 +208,18 @@ def _refuse_leak(samples: Cohort) -> None:
         )
 
 
-def _filled(
-    values: pd.DataFrame, how: str | None, means: pd.Series[float], path: Path
-) -> pd.DataFrame:
-    """Returns the values without missing ones; raises DataError if there is no mean of others."""
-    if how == "zero":
-        return values.fillna(0)
-    if how == "mean":
-        if (empty := means.index[means.isna()]).size:
-            problem = f"no training sample has a value of {examples(empty)}: drop it (--drop)"
-            raise DataError(problem, path)
-        return values.fillna(means)
-    return values
+def _filled(samples: Cohort, means: pd.Series[float] | None) -> pd.DataFrame:
+    """Returns the values, the missing ones replaced by means if there are any.
+
+    Raises:
+        DataError: A feature has no mean.
+    """
+    if means is None:
+        return samples.frame
+    if (empty := means.index[means.isna()]).size:
+        problem = f"no training sample has a value of {examples(empty)}: drop it (--drop)"
+        raise DataError(problem, samples.path)
+    return samples.frame.fillna(means)
 
 
 def _beside(test: Cohort, train: Cohort) -> Cohort:
@@ -235,13 +233,10 @@ def _beside(test: Cohort, train: Cohort) -> Cohort:
         if both := sorted(set(here).intersection(there)):
             problem = f"{examples(both)} are in {train.path}, too: test on others"
             raise DataError(problem, test.path)
-    lacking = train.frame.columns.difference(test.frame.columns, sort=False)
-    if len(lacking):
-        problem = f"it lacks {len(lacking):,} of the {train.frame.shape[1]:,} features of"
-        raise DataError(f"{problem} {train.path}, such as {examples(lacking)}", test.path)
-    if not test.frame.columns.equals(train.frame.columns):
-        test.notes.append(f"its features are put in the order of {train.path.name}")
-    return replace(test, frame=test.frame[train.frame.columns])
+    wanted = [*train.frame.columns]
+    columns, notes = place_features(wanted, [*test.frame.columns], test.path)
+    frame = test.frame if columns is None else test.frame.iloc[:, columns]
+    return replace(test, frame=frame, notes=[*test.notes, *notes])
 
 
 def _split(samples: Cohort, options: ImportOptions) -> tuple[Cohort, Cohort]:
@@ -315,7 +310,7 @@ def understand_responses(
         wanted = [*dict.fromkeys(keys[key])]
         found = read_cohort(path, reading, wanted, _spelling(key, importable))
         here = found.frame.index
-        content = _filled(found.frame, options.missing, found.frame.mean(), path)
+        content = _filled(found, found.frame.mean() if options.missing == "mean" else None)
         parts[role] = Part({target.layouts[role].text_columns[0]: here}, content)
         usable[key] &= {*here}
         not_dropped &= {*found.not_dropped}

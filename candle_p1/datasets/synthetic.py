@@ -11,7 +11,7 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from candle_p1.data.cases import LAYOUT
-from candle_p1.data.directory import DATA_DIRECTORY_VARIABLE, Manifest, data_directory
+from candle_p1.data.directory import DATA_DIRECTORY_VARIABLE, Manifest, data_directory, storing
 from candle_p1.errors import DataError, ParameterError
 
 Notify = Callable[[str], None]
@@ -167,16 +167,6 @@ def _write(file: SyntheticFile, path: Path, progress: Progress | None) -> dict[s
 def partial_path(directory: Path, name: str) -> Path:
     """Returns where the bytes of a file are collected before it gets its name."""
     return directory / f".{name.replace('/', '.')}.partial"
-
-
-@contextmanager
-def storing(directory: Path, remedy: str) -> Iterator[None]:
-    """Converts errors of the file system into a DataError; `remedy` says what the user can do."""
-    try:
-        yield
-    except (OSError, NotImplementedError) as error:  # the latter: no locks on this file system
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"the files cannot be stored ({reason}): {remedy}", directory) from error
 
 
 def locked(directory: Path, notify: Notify | None = None) -> AbstractContextManager[Any]:

@@ -131,8 +131,7 @@ def read_samples(
     labels, groups = (
         [*cohort.about[what]] if what in cohort.about else None for what in ("label", "group")
     )
-    frame = cohort.frame.fillna(0) if options.missing == "zero" else cohort.frame
-    values = frame.to_numpy(np.float32)
+    values = cohort.frame.to_numpy(np.float32)
     blocks = partial(_blocks, trained, [*cohort.frame.index], values, columns, labels, groups)
     return NewSamples(path, blocks, [*cohort.notes, *notes])
 
