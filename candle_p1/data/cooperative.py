@@ -46,7 +46,7 @@ from candle_p1.data.source import Loading, Source, is_blank, open_together
 from candle_p1.data.table import CsvLayout, Table, wrong_line
 from candle_p1.distributed.comm import Communicator, agree, on_first_rank
 from candle_p1.distributed.shared_file import NoRoomError, agree_on_room
-from candle_p1.errors import DataError
+from candle_p1.errors import CandleError, DataError
 from candle_p1.instrument.phases import region
 
 BLOCK_BYTES = 4 << 20
@@ -174,7 +174,7 @@ class _Load:
         self._ahead, self._table, self._lines, self._pool = ahead, table, lines, pool
         self._source, self._layout = table.source, table.layout
         self._counts: list[int] = []  # rows of each of this rank's blocks
-        self._error: DataError | None = None
+        self._error: CandleError | None = None
         self._problem: _Problem | None = None
         self._parsing: deque[_Parsing] = deque()
         self._free_lines: list[Any] = []  # memory for first lines, as malloc would map it anew
@@ -187,6 +187,7 @@ class _Load:
         while self._parsing:
             self._finish_block()
         with region("communicate"):
+            self._error = self._ahead.error() or self._error
             agree(comm, self._check)
             agree_on_room(comm, self._raise_no_room)
             problems = comm.gather_any(self._problem)
@@ -335,7 +336,6 @@ class _Load:
 
     def _check(self) -> None:
         """Raises this rank's error, unless it is a lack of memory."""
-        self._ahead.check()
         if self._error is not None and not isinstance(self._error, NoRoomError):
             raise self._error
         self._source.check()

@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,13 +54,8 @@ BOOLEANS = b"TtFf"
 
 Packed = str | None
 """The name of a compression, which all libraries know, or None."""
-
-
-class Part(NamedTuple):
-    """Some rows: float32 numbers, shape (rows, columns of numbers); text, by column."""
-
-    numbers: NDArray[np.float32]
-    text: Mapping[str, Iterable[str]]
+Part = tuple[NDArray[np.float32], Mapping[str, Iterable[str]]]
+"""Some rows: their numbers, shape (rows, columns of numbers), and text by column."""
 
 
 def _read_by_frame(source: Source, method: str, layout: CsvLayout) -> Table:
@@ -152,7 +147,7 @@ def _arrow(path: Path, layout: CsvLayout, head: Head, packed: Packed) -> Iterato
         numbers[:, i] = table.column(name).to_numpy()
         num_missing += table.column(name).null_count
     _check_missing(numbers, num_missing)
-    yield Part(numbers, {name: table.column(name).to_pylist() for name in layout.text_columns})
+    yield numbers, {name: table.column(name).to_pylist() for name in layout.text_columns}
 
 
 def _polars(path: Path, layout: CsvLayout, head: Head, packed: Packed) -> Iterator[Part]:
@@ -172,7 +167,7 @@ def _polars(path: Path, layout: CsvLayout, head: Head, packed: Packed) -> Iterat
     frame = frame.drop(*layout.text_columns)
     numbers = frame.to_numpy().astype(np.float32)
     _check_missing(numbers, sum(frame.null_count().row(0)) if frame.width else 0)
-    yield Part(numbers, text)
+    yield numbers, text
 
 
 FRAME_READERS: dict[str, Callable[[Path, CsvLayout, Head, Packed], Iterator[Part]]] = {
@@ -212,7 +207,7 @@ def _part(frame: Any, layout: CsvLayout) -> Part:
     if not all(dtype.kind in "iuf" for dtype in frame.dtypes):
         raise ValueError("a column has values that are not numbers")
     with np.errstate(over="ignore"):  # becomes infinite, which is an error later
-        return Part(frame.to_numpy(dtype=np.float32), text)
+        return frame.to_numpy(dtype=np.float32), text
 
 
 def _check_missing(numbers: NDArray[np.float32], num_missing: int) -> None:
@@ -226,25 +221,22 @@ def _join(parts: list[Part], head: Head, layout: CsvLayout) -> Table:
 
     text = {}
     for name in layout.text_columns:
-        values = [pd.Series(part.text[name], dtype=object) for part in parts]
-        codes, distinct = pd.factorize(pd.concat(values), sort=True)
+        values = pd.concat([pd.Series(words[name], dtype=object) for _, words in parts])
+        codes, distinct = pd.factorize(values, sort=True)
         if (codes < 0).any() or not {"", *layout.missing}.isdisjoint(distinct):
             raise ValueError(f"a field of {name} is missing")
         if head.num_columns == 1 and any(is_blank(value.encode(), "\n") for value in distinct):
             raise ValueError("a line is blank")
         text[name] = TextColumn([str(value) for value in distinct], codes.astype(np.int32))
-    numbers = [part.numbers for part in parts]
+    numbers = [each for each, _ in parts]
     matrix = np.ascontiguousarray(numbers[0] if len(numbers) == 1 else np.concatenate(numbers))
     return Table(matrix, [name for name in head.names if name not in text], text)
 
 
 def _is_same(table: Table, other: Table) -> bool:
-    return (
-        table.columns == other.columns
-        and {name: text.values() for name, text in table.text.items()}
-        == {name: text.values() for name, text in other.text.items()}
-        and np.array_equal(table.values, other.values, equal_nan=True)
-    )
+    texts = [{name: text.values() for name, text in each.text.items()} for each in (table, other)]
+    is_same = table.columns == other.columns and texts[0] == texts[1]
+    return is_same and np.array_equal(table.values, other.values, equal_nan=True)
 
 
 def _looks_wrong(table: Table, layout: CsvLayout) -> bool:

@@ -104,11 +104,10 @@ class TextStream:
             into[:] = self._slots[number % len(self._slots)].data[: len(into)]
             numbers[NUM_COPIED + comm.local_rank] = turn + 1
 
-    def check(self) -> None:
-        """Waits until all of the text is used, or `stop` was called; collective over the node.
+    def error(self) -> CandleError | None:
+        """Returns why it cannot be decompressed, if so; collective over the node.
 
-        Raises:
-            CandleError: It cannot be decompressed; the same on all ranks of the node.
+        All of the text must have been taken, or `stop` have been called.
         """
         error = None
         if self._comm.local_rank == 0:
@@ -116,8 +115,8 @@ class TextStream:
                 self._work.result()
             except CandleError as caught:
                 error = caught
-        if found := self._comm.local.first(error):
-            raise found[1]
+        found = self._comm.local.first(error)
+        return found[1] if found else None
 
     def _decompress(self) -> None:
         numbers = self._numbers
@@ -244,10 +243,9 @@ class ReadAhead:
         for read in self._pending:
             read.cancel()
 
-    def check(self) -> None:
-        """Raises CandleError if a compressed text has no end; collective over the node."""
-        if isinstance(self._text, TextStream):
-            self._text.check()
+    def error(self) -> CandleError | None:
+        """Returns what is wrong with a compressed text, if anything; collective over the node."""
+        return self._text.error() if isinstance(self._text, TextStream) else None
 
     def _begin(self) -> None:
         start, end = next(self._starts), self._text.end
