@@ -43,9 +43,9 @@ class TableBuilder:
         self.source, self.layout, self._head, self._comm = source, layout, head, comm
         self.is_text = head.is_text(layout)
         self._names: list[dict[bytes, int]] = [{} for _ in range(sum(self.is_text))]
-        # Of the rows that this rank has parsed: the first, and for each column of text the indices
-        # of their values in `_names`.
-        self._mine: list[tuple[int, NDArray[np.int32]]] = []
+        # Of the rows that this rank has parsed: the first, and for each column of text their codes
+        # and, by code, the place of the value in `_names`.
+        self._mine: list[tuple[int, NDArray[np.int32], list[NDArray[np.int32]]]] = []
         self._scratch: list[NDArray[np.float32]] = []  # memory that is not in use
         # One may have no newline, and one may be cut off.
         num_rows = source.most_text_bytes // head.num_columns + 2
@@ -85,12 +85,12 @@ class TableBuilder:
         self, first: int, codes: NDArray[np.int32], names: Sequence[tuple[slice, Names]]
     ) -> None:
         """Takes note of the text of rows from `first` on, whose codes are indices into `names`."""
-        for rows, of_rows in names:
-            for known, found, column in zip(self._names, of_rows, codes, strict=True):
-                here = [known.setdefault(name, len(known)) for name in found]
-                column[rows] = np.array(here, np.int32)[column[rows]]
-        if len(codes):
-            self._mine.append((first, codes))
+        for rows, of_rows in names if self._names else ():
+            here = [
+                np.array([known.setdefault(name, len(known)) for name in found], np.int32)
+                for known, found in zip(self._names, of_rows, strict=True)
+            ]
+            self._mine.append((first + rows.start, codes[:, rows], here))
 
     def place_text(self, num_rows: int, notify: Callable[[str], None] | None) -> None:
         """Writes this rank's codes, now indices into the sorted values of all ranks; collective.
@@ -118,9 +118,10 @@ class TableBuilder:
             for place, known in zip(places, self._names, strict=True)
         ]
         while self._mine:
-            first, codes = self._mine.pop()
-            for place, column, into in zip(final, codes, self._codes.array, strict=True):
-                into[first : first + len(column)] = place[column]
+            first, codes, of_codes = self._mine.pop()
+            columns = zip(self._codes.array, final, codes, of_codes, strict=True)
+            for into, place, column, here in columns:
+                into[first : first + len(column)] = place[here].take(column)
 
     def share(self, bounds: Sequence[tuple[int, int]]) -> None:
         """Gives every node the rows of all nodes; collective.

@@ -304,14 +304,16 @@ def write_cache(path: Path, table: Table, source: dict[str, Any], num_threads: i
     try:
         with temporary.open("w+b") as file, ThreadPoolExecutor(num_threads) as pool:
             for part in (table.values, *codes):
-                file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8))
+                raw: Bytes = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+                file.write(raw)
             file.flush()
             content: Bytes = np.memmap(file, np.uint8, "r")
             bounds = range(0, len(content), SLAB_BYTES)
             slabs = (content[start : start + SLAB_BYTES] for start in bounds)
             digests = [*pool.map(xxhash.xxh3_64_hexdigest, slabs)]
             text = {name: column.names for name, column in table.text.items()}
-            described = Header(source, table.values.shape, table.columns, text, digests)
+            num_rows, num_columns = table.values.shape
+            described = Header(source, (num_rows, num_columns), table.columns, text, digests)
             header = json.dumps(described._asdict()).encode()
             file.write(header)
             file.write(TRAILER.pack(xxhash.xxh3_128_digest(header), len(header), MAGIC))

@@ -123,7 +123,7 @@ class HugeFile:
         self._address = -(-reserved // HUGE_BYTES) * HUGE_BYTES
         access = mmap.PROT_READ | mmap.PROT_WRITE
         _map(self._address, num_bytes, access, mmap.MAP_SHARED | MAP_FIXED, file)
-        self.memory = (ctypes.c_char * num_bytes).from_address(self._address)
+        self.memory: Any = (ctypes.c_char * num_bytes).from_address(self._address)
         # Not at the end of the process, when arrays may still be in use.
         weakref.finalize(self.memory, _libc().munmap, reserved, room).atexit = False
 
@@ -178,11 +178,14 @@ class HugeMemory:
         with suppress(OSError):  # the kernel may have no huge pages
             self.memory.madvise(mmap.MADV_HUGEPAGE)
 
-    def prepare(self, first: int, last: int) -> None:
-        """Tries one page of the bytes from `first` to before `last`, which are not in use yet."""
+    def fill(self, first: int, last: int) -> bool:
+        """Tries one page of the bytes from `first` to before `last`, which are not in use yet.
+
+        Returns True, because stores are always possible.
+        """
         begin = first + -(self._bytes.ctypes.data + first) % HUGE_BYTES
         if not self._is_huge or begin >= last:
-            return
+            return True
         start = time.perf_counter()
         self._bytes[begin] = 0
         if time.perf_counter() - start >= SLOW_S:
@@ -191,6 +194,7 @@ class HugeMemory:
             if rest < len(self._bytes):
                 with suppress(OSError):
                     self.memory.madvise(mmap.MADV_NOHUGEPAGE, rest, len(self._bytes) - rest)
+        return True
 
 
 class NodeArray:
@@ -220,30 +224,27 @@ class NodeArray:
         directory: Path = MEMORY,
     ) -> None:
         self._node, self._directory, self._file = node, directory, -1
-        self._huge: HugeFile | None = None
-        self._private: HugeMemory | None = None
+        self._pages: HugeFile | HugeMemory | None = None
         num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         if num_bytes == 0:
             self.array: NDArray[Any] = np.empty(shape, dtype)
             return
         try:
             if node.size == 1:
-                self._private = HugeMemory(num_bytes)
-                memory: Any = self._private.memory
+                self._pages = HugeMemory(num_bytes)
             else:
                 file_bytes = -(-num_bytes // HUGE_BYTES) * HUGE_BYTES
                 self._file = open_nameless(directory, file_bytes, node)
-                self._huge = HugeFile(self._file, file_bytes, in_memory=directory == MEMORY)
-                memory = self._huge.memory
-                memory.node = node  # for sharers()
+                self._pages = HugeFile(self._file, file_bytes, in_memory=directory == MEMORY)
+                self._pages.memory.node = node  # for sharers()
         except OSError as error:
             raise DataError(
                 f"no address space for {num_bytes / 2**30:.1f} GiB ({error.strerror}), most of"
                 " which would remain unused: raise the limit (ulimit -v)",
                 directory,
             ) from error
-        self.array = np.frombuffer(memory, dtype, num_bytes // np.dtype(dtype).itemsize)
-        self.array = self.array.reshape(shape)
+        num = num_bytes // np.dtype(dtype).itemsize
+        self.array = np.frombuffer(self._pages.memory, dtype, num).reshape(shape)
 
     def reserve(self, first: int, last: int) -> None:
         """Allocates the memory for some elements, by index, so that writing them cannot fail.
@@ -268,15 +269,13 @@ class NodeArray:
         Raises:
             NoRoomError: There is not enough memory.
         """
-        size = self.array.itemsize
-        if self._private is not None:
-            self._private.prepare(first * size, last * size)
-        if self._huge is None:
-            return True
-        if (last - first) * size < SMALLEST_FILL_BYTES:
+        begin, end = first * self.array.itemsize, last * self.array.itemsize
+        if self._pages is None or self._file < 0:
+            return self._pages is None or self._pages.fill(begin, end)
+        if end - begin < SMALLEST_FILL_BYTES:
             return False
-        with self._room((last - first) * size * self._node.size):
-            return self._huge.fill(first * size, last * size)
+        with self._room((end - begin) * self._node.size):
+            return self._pages.fill(begin, end)
 
     def write(self, first: int, elements: NDArray[Any]) -> None:
         """Writes elements through the file, which is cheaper than a page fault for every 4 KiB.
