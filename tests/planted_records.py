@@ -3,7 +3,9 @@
 import itertools
 from datetime import datetime, timedelta, timezone
 
-from candle_p1.records.rank_stats import Seconds
+import numpy as np
+
+from candle_p1.records.rank_stats import Joules, Seconds, Watts
 from candle_p1.records.record import make_record, write_record
 from candle_p1.records.types import PhaseTimes
 from candle_p1.reports.experiments import group
@@ -153,11 +155,15 @@ def changed(record, changes):
 
 def plant(directory, *args, **kwargs):
     """Writes a record into a new directory below this one; returns its path."""
+    return _write(directory, planted_record(*args, **kwargs))
+
+
+def _write(directory, record):
     number = sum(1 for _ in directory.glob("run*"))
-    path = directory / f"run{number:03d}"
-    path.mkdir()
-    write_record(path / "run.json", planted_record(*args, **kwargs))
-    return path / "run.json"
+    path = directory / f"run{number:03d}/run.json"
+    path.parent.mkdir()
+    write_record(path, record)
+    return path
 
 
 def plant_study(directory, repeats, counts, **kwargs):
@@ -204,3 +210,69 @@ def experiment_of(*records):
     """Returns the only experiment of some records."""
     (experiment,) = group([Run(i, record) for i, record in enumerate(records)])
     return experiment
+
+
+LOAD_S = {"original": 20.0, "chunked": 10.0, "parallel": 1.0}
+STUDY = {"counts": [1, 2, 4], "seeds": 3, "epochs": 32}
+WEAK = {"counts": [1, 2], "seeds": 3, "epochs_scaling": "weak"}
+
+
+def _plain(value):
+    """Returns a value of the file of sets as Python has it."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return {"null": None, "removed": REMOVED}.get(value, value) if isinstance(value, str) else value
+
+
+def records_of(group):
+    """Yields the records of a group, as the file of sets describes it."""
+    facts = _plain(group)
+    facts = (STUDY if facts.pop("study", 0) else WEAK if facts.pop("weak", 0) else {}) | facts
+    benchmark, counts = facts.pop("benchmark", "nt3"), facts.pop("counts", [2])
+    seeds, loads_s = facts.pop("seeds", 1), facts.pop("loads_s", [])
+    variants, changes = facts.pop("variants", [{}]), facts.pop("changes", {})
+    if cores := facts.pop("cores", None):
+        changes = changes | {"environment.node_cores": cores}
+    for num_ranks, variant in itertools.product(counts, map(_plain, variants)):
+        if isinstance(variant, str):
+            variant = {"loader": variant, "load_s": LOAD_S[variant]}
+        for seed in range(len(loads_s) or seeds):
+            more = {"rng_seed": seed} | facts | variant
+            more |= {"load_s": loads_s[seed]} if loads_s else {}
+            power = more.pop("gpus", None)
+            record = planted_record(benchmark, num_ranks, **more)
+            record = _measured(record, **power) if power else record
+            yield changed(record, changes) if changes else record
+
+
+def plant_group(directory, group):
+    """Writes the records of a group below a directory."""
+    directory.mkdir(exist_ok=True)
+    for record in records_of(group):
+        _write(directory, record)
+
+
+NUM_GPUS, NUM_NODES = 12, 2
+
+
+def _gpus(power_w, total_s, **facts):
+    """Returns a group of 12 GPUs whose powers average to power_w, from 11 W below to 11 W above."""
+    watts = power_w + np.arange(-11.0, 12.0, 2.0)
+    found = {"kind": "measured", "num_samples": 10, "power": Watts.over(watts).model_dump()}
+    found |= {"energy": Joules.over(watts * total_s).model_dump(), "phases": {}}
+    found |= {"label": "Tesla V100", "domain": "gpu", "source": "nvml", "reading": "energy"}
+    found |= {"resolution_s": 0.1, "counted": True}
+    return found | {"num_devices": NUM_GPUS, "nodes": (0, NUM_NODES - 1)} | facts
+
+
+def _measured(record, power_w, also=None, **facts):
+    """Returns a record of 12 GPUs on two nodes, of which each has this mean power.
+
+    `also` are facts of a second group of them.
+    """
+    total_s, watts = record.total_s, NUM_GPUS * power_w
+    energy = {"total_j": watts * total_s, "mean_w": watts, "power_hz": 1.0}
+    groups = [facts, also] if also else [facts]
+    energy["devices"] = [_gpus(power_w, total_s, **each) for each in groups]
+    places = {f"energy.{name}": value for name, value in energy.items()}
+    return changed(record, places | {"num_nodes": NUM_NODES})

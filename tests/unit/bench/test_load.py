@@ -1,7 +1,7 @@
 import pytest
 
 from candle_p1.bench import formats, load
-from candle_p1.bench.load import Load, choose_methods, loads_to_pay
+from candle_p1.bench.load import choose_methods, loads_to_pay
 from candle_p1.bench.read import slow_source
 from candle_p1.data.cooperative import read_together
 from candle_p1.data.source import Loading
@@ -25,15 +25,6 @@ def test_methods_are_used_once_and_those_that_are_not_installed_are_told(monkeyp
 
 def test_loads_that_take_as_long_as_before_never_pay():
     assert [loads_to_pay(2, 2, after_s) for after_s in (0.5, 1, 2, 3)] == [2, 3, None, None]
-
-
-def test_the_picture_is_drawn(compare, tmp_path):
-    picture = tmp_path / "picture.png"
-    ours = Load(benchmark="nt3", methods="original,chunked", num_repeats=1, picture=picture)
-    outcome = {"elapsed_s": 1.0, "memory": [], "file_s": {}, "threads": 2, "matrix_bytes": 100}
-    report = compare(ours, lambda task, num: [outcome | {"checked": {}}])
-    assert list(ours.draw(report)) == [f"picture: {picture}"]
-    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_every_block_is_delayed_once_however_many_threads_read_it(tmp_path, monkeypatch):

@@ -20,8 +20,9 @@ from candle_p1.parameters.catalog import PARAMETERS
 from tests.conftest import CANDLE_P1, ROOT
 from tests.documentation import ALL, LEAVES
 from tests.planted_records import plant
+from tests.transcripts import Transcripts
 
-TIMELINE = ROOT / "tests/files/horovod_timeline.json"
+COMMANDS = Transcripts(ROOT / "tests/files/cli")
 BENCHMARK_COMMANDS = {
     ("run",), ("submit",), ("study", "show"), ("study", "run"),
     ("bench", "load"), ("bench", "step"), ("bench", "checkpoint"), ("bench", "startup"),
@@ -99,50 +100,27 @@ def run(*argv, text=True, cwd=None, **variables):
     return subprocess.run([*CANDLE_P1, *map(os.fsencode, argv)], text=text, cwd=cwd, **options)
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        ("rnu", "'run'"),
-        ("run", "BENCHMARK"),
-        ("run --epochs 2 nt3", "BENCHMARK, got '--epochs'"),
-        ("run nt4", "'nt3'"),
-        ("run nt3 --np 0", "--np"),
-        ("run nt3 --epocs 2", "'--epochs'"),
-        ("run nt3 -- --np 2", "before --"),
-        (f"run nt3 --np {'9' * 30}", "too many"),
-        ("run nt3 --np 2 --epochs 15 --dry_run", "--epochs 14 or --epochs 16"),
-        ("run ~nosuchuser/x", "nosuchuser"),
-        (f"study show strong-nt3 --ranks {'9' * 5000}", "--ranks"),
-        ("submit nt3 --machine slurn", "'slurm'"),
-        ("submit nt3 --machine slurm --study strong-nt4", "'strong-nt3'"),
-        (f"bench load nt3 --load_threads {10**12}", "load_threads"),
-        ("bench load nt3 --methods chunkd", "'chunked'"),
-        ("bench load nt3 --size small --data_dir .", "--data_dir"),
-        ("bench load nt3 -- --loader chunked", "--methods"),
-        ("bench step nt3 --keras2 nowhere", "`make keras2`"),
-        ("bench step nt3 --compare_env nowhere/python", "cannot be started"),
-        ("bench startup nt3 --epochs 3", "--epochs cannot be set"),
-        (f"data make nt3 --out x --seed {10**12}", "--seed"),
-        ("show {run} --picture no/out", "--picture no/out: "),
-        (f"timeline summary {TIMELINE} --json no/out", "--json no/out: "),
-        (f"timeline summary {TIMELINE} --gradients (", "--gradients"),
-        (f"timeline summary {TIMELINE} --record absent/run.json", "absent/run.json"),
-        ("report nowhere -o /proc/none", "nowhere"),
-        (f"report {chr(0xDCFF) * 5000} -o x", "too long"),
-    ],
-)
-def test_errors_are_one_message_and_code_2(argv, message, tmp_path, monkeypatch, capsys):
-    run = plant(tmp_path, "nt3", 1).parent
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path / "empty")
-    monkeypatch.setattr(sys, "argv", ["candle-p1", *argv.replace("{run}", str(run)).split()])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == EXIT_CODE == 2
-    errors = capsys.readouterr().err
-    assert (errors.startswith("error: "), errors.count("\n")) == (True, 1)
-    assert message in errors
-    assert not [*(tmp_path / "empty").iterdir()]
+@pytest.mark.parametrize("name", COMMANDS.cases)
+def test_commands(name, tmp_path, monkeypatch):
+    (tmp_path / "work").mkdir()
+    monkeypatch.setenv("CANDLE_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("RUN", str(plant(tmp_path, "nt3", 1).parent))
+    monkeypatch.setenv("ROOT", str(ROOT))
+    monkeypatch.setenv("TIMELINE", str(ROOT / "tests/files/horovod_timeline.json"))
+    COMMANDS.check(name, tmp_path / "work", monkeypatch)
+
+
+def test_names_that_are_too_long_are_one_message(environment, monkeypatch, capsys):
+    name = "\udcff" * 5000
+    for argv in (
+        ["report", name, "-o", "x"],
+        ["data", "fetch", "nt3", "--data_url", "file:///", "--out", name],
+    ):
+        monkeypatch.setattr(sys, "argv", ["candle-p1", *argv])
+        with pytest.raises(SystemExit, match=str(EXIT_CODE)):
+            cli.main()
+        errors = capsys.readouterr().err
+        assert (errors.startswith("error: "), errors.count("\n")) == (True, 1)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +128,7 @@ def test_errors_are_one_message_and_code_2(argv, message, tmp_path, monkeypatch,
 )
 def test_json_goes_to_a_file_or_alone_to_standard_output(argv, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run = plant(tmp_path, "nt3", 1).parent
-    words = argv.format(run=run).split()
+    words = argv.format(run=plant(tmp_path, "nt3", 1).parent).split()
     to_stdout = invoke(*words, "--json", "-")
     to_file = invoke(*words, "--json", "out.json")
     content = json.loads((tmp_path / "out.json").read_text())
@@ -159,18 +136,9 @@ def test_json_goes_to_a_file_or_alone_to_standard_output(argv, tmp_path, monkeyp
     assert to_file.stdout == f"{to_stdout.stderr}results: out.json\n"
 
 
-def test_what_is_no_run_starts_nothing(tmp_path):
-    result = invoke("run", "nt3", "--np", 2, "--", "--help")
-    assert (result.exit_code, "--learning_rate" in result.output) == (0, True)
-    assert "mpirun" not in result.output
-    (tmp_path / "x.csv").write_bytes(b"PAR1")
-    files = ("--train_data", tmp_path / "x.csv", "--test_data", tmp_path / "x.csv")
-    result = invoke("run", "nt3", "--np", 2, *files, "--output_dir", tmp_path / "out")
-    assert "x.csv: the file is a Parquet file: convert it with" in str(result.exception)
-    assert (result.output, (tmp_path / "out").exists()) == ("", False)
-
-
-def test_run_shows_the_command_line_it_would_start():
+def test_what_a_run_would_start_is_shown():
+    output = invoke("run", "nt3", "--np", 2, "--", "--help").output
+    assert ("--learning_rate" in output, "mpirun" in output) == (True, False)
     line = invoke("run", "nt3", "--np", 2, "--dry_run", "--epochs", 16).output.splitlines()[-1]
     assert "mpirun -np 2 --host localhost:2 --bind-to none" in line
     assert line.endswith("nt3_baseline_keras2.py --epochs 16")

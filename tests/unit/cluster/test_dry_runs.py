@@ -18,6 +18,7 @@ from tests.expected import check_expected
 FILES = ROOT / "tests/files/dry_runs"
 COMMANDS = (FILES / "commands.txt").read_text().splitlines()
 PLAIN = {"summit": "--project P", "theta": "--project P --nodes 128"}
+PLAIN["aurora"] = "--project P --nodes 2 --queue debug"
 """What a machine does not do without."""
 
 

@@ -114,22 +114,84 @@ CASES = {
 }
 
 
+# Of the doctor: what differs from an environment that is complete, and what has faults.
+OPEN_MPI, MPICH = "Open MPI v5.0.11", "MPICH Version: 5.0.2"
+HYDRA = "HYDRA build details: Version: 5.0.2"
+NAMES = ("Python", "candle-p1", "keras", "mpi4py", "horovod", "numpy", "pandas")
+VERSIONS = dict.fromkeys(NAMES, "3.1")
+USUAL = {
+    **{"packages": VERSIONS | {"tensorflow": "2.18"}, "mpi_library": OPEN_MPI, "mpi": None},
+    **{"horovod": {"mpi": True}, "gpus": [], "gpu_lack": Lack("there is none", "")},
+}
+FUNCTIONS = {
+    "launcher_variable": lambda: None,
+    "start_alone": lambda: MpiLibrary(OPEN_MPI, "multiple"),
+    "find_mpirun": lambda: "/bin/mpirun",
+    "mpirun_version": lambda path: "mpirun (Open MPI) 5",
+}
+
+
+def broken(*_):
+    raise SetupError("no mpirun")
+
+
+NOT_HERE = {"find_mpirun": broken, "data_directory": broken, "start_alone": lambda: int("no MPI")}
+DOCTOR = {
+    "the doctor: two GPUs": ({"gpus": ["H100"] * 2, "gpu_lack": None}, {}),
+    "the doctor: JAX": (
+        {"backend": "jax", "packages": VERSIONS | {"jax": "0.10.2"}, "horovod": {}}, {},
+    ),
+    "the doctor: MPICH": ({"mpi_library": MPICH}, {"mpirun_version": lambda path: HYDRA}),
+    "the doctor: MPICH, and another launcher": ({"mpi_library": MPICH}, {}),
+    "the doctor: no framework": ({"packages": VERSIONS}, {}),
+    "the doctor: Keras is unusable": ({"unusable": {"keras": "torch is no backend"}}, {}),
+    "the doctor: little is there, which is not fatal": ({}, {"list_benchmarks": list}),
+    "the doctor: neither MPI nor its launcher start": ({}, NOT_HERE),
+}  # fmt: skip
+
+
+def told(findings, usual=()):
+    lines = [
+        f"{each.name}: {each.value}"
+        + (f"\n  {each.problem}; {each.fix}" if each.problem else "")
+        + "\n  fatal" * each.fatal
+        for each in findings
+        if each not in usual
+    ]
+    names = {each.name for each in findings}
+    return "\n".join(
+        [*lines, *(f"without {each.name}" for each in usual if each.name not in names)]
+    )
+
+
+def check(name, text):
+    check_expected(ROOT / "tests/files/preflight.txt", name, text, [*CASES, *DOCTOR])
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_found_of_the_nodes(name):
     """tests/files/preflight.txt has what a case does not have in common with the first one."""
     needed = re.search(r"GPUs needed: (\d+)", name)
     needs = replace(NEEDS, num_gpus=int(needed[1]) if needed else None)
-    usual = [] if name == "nodes that are alike" else check_facts(job(), NEEDS)
-    found = check_facts(CASES[name], needs)
-    lines = [
-        f"{each.name}: {each.value}"
-        + (f"\n  {each.problem}; {each.fix}" if each.problem else "")
-        + "\n  fatal" * each.fatal
-        for each in found
-        if each not in usual
+    usual = [] if name == "nodes that are alike" else [*check_facts(job(), NEEDS)]
+    check(name, told([*check_facts(CASES[name], needs)], usual))
+
+
+@pytest.mark.parametrize("name", DOCTOR)
+def test_what_the_doctor_finds(name, monkeypatch, tmp_path):
+    changes, faults = DOCTOR[name]
+    monkeypatch.setattr(doctor.checks, "find_software", lambda with_mpi: USUAL | changes)
+    little = "little" in name
+    monkeypatch.setenv("CANDLE_DATA_DIR", "/dev/null/below" if little else str(tmp_path))
+    memory_bytes = 2**30 if little else 2**36
+    monkeypatch.setattr(doctor.environment, "memory_limit_bytes", lambda: memory_bytes)
+    for function in (FUNCTIONS | faults).items():
+        monkeypatch.setattr(doctor, *function)
+    of_the_machine = {"cores": "cores", "data": "a directory"}
+    found = [
+        replace(each, value=of_the_machine.get(each.name, each.value)) for each in doctor.examine()
     ]
-    lines += [f"without {each.name}" for each in usual if each.name not in {e.name for e in found}]
-    check_expected(ROOT / "tests/files/preflight.txt", name, "\n".join(lines), CASES)
+    check(name, told(found).replace(str(ROOT), "$ROOT"))
 
 
 def test_what_the_job_asked_for_and_why_it_is_not_there(monkeypatch, run_as):
@@ -171,28 +233,28 @@ def run_as(monkeypatch, environment, capsys):
 
 
 @pytest.mark.parametrize(
-    ("launcher", "rank", "size", "code"),
-    [("srun", 0, 2, 2), ("srun", 1, 2, 0), ("aprun", 1, None, 2), ("aprun", 2, None, 0)],
+    ("launcher", "rank", "size", "arguments", "expected", "words"),
+    [
+        ("srun", 0, 2, (), 2, "srun"),  # MPI knows only this rank
+        ("srun", 1, 2, (), 0, None),
+        ("aprun", 1, None, (), 2, "aprun"),
+        ("aprun", 2, None, (), 0, None),
+        ("srun", 0, 2, ("--gpus", "many"), 2, "--gpus"),
+        ("srun", 1, 2, ("--gpus", "many"), 0, None),
+        ("srun", 0, 2, ("--help",), 0, "--shm_gib"),
+        ("srun", 1, 2, ("--help",), 0, None),
+    ],
 )
-def test_one_rank_reports_that_mpi_knows_only_itself(run_as, launcher, rank, size, code):
-    found, _, errors = run_as(launcher, rank, size)
-    assert (found, errors.count("\n")) == (code, code == 2)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_only_rank_0_reports_wrong_arguments_and_shows_the_help(run_as, rank):
-    code, _, errors = run_as("srun", rank, 2, "--gpus", "many")
-    assert (code, "--gpus" in errors) == ((0, False) if rank else (2, True))
-    code, output, _ = run_as("srun", rank, 2, "--help")
-    assert (code, "--shm_gib" in output) == (0, rank == 0)
+def test_one_rank_tells_what_concerns_all(run_as, launcher, rank, size, arguments, expected, words):
+    code, output, errors = run_as(launcher, rank, size, *arguments)
+    assert (code, bool(errors)) == (expected, expected == 2)
+    assert arguments or errors.count("\n") <= 1
+    assert words in output + errors if words else not output + errors
 
 
 def test_the_error_of_a_node_without_mpi_names_the_node(monkeypatch, run_as):
-    def broken():
-        raise SetupError("no mpi4py")
-
     monkeypatch.setenv("CANDLE_P1_NODE", "b")
-    assert run_as("none", 0, 1, connect=broken) == (2, "", "error: node b: no mpi4py\n")
+    assert run_as("none", 0, 1, connect=broken) == (2, "", "error: node b: no mpirun\n")
 
 
 def test_the_command_shows_one_table(monkeypatch, run_as, tmp_path):
@@ -257,86 +319,3 @@ def test_the_gpus_that_a_rank_sees(monkeypatch, visible, ids):
     assert checks.visible_gpu_ids() == ids
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert checks.visible_gpu_ids() is None
-
-
-OPEN_MPI, MPICH = "Open MPI v5.0.11", "MPICH Version: 5.0.2"
-HYDRA = "HYDRA build details: Version: 5.0.2"
-NAMES = ("Python", "candle-p1", "keras", "mpi4py", "horovod", "numpy", "pandas")
-VERSIONS = dict.fromkeys(NAMES, "3.1")
-WITH_JAX = {"backend": "jax", "packages": VERSIONS | {"jax": "0.10.2"}, "horovod": {}}
-
-
-@pytest.fixture
-def findings(monkeypatch):
-    """Returns the findings by name, where this software is found and functions have faults."""
-
-    def findings(launcher="mpirun (Open MPI) 5", faults=None, **changes):
-        software = {
-            "packages": VERSIONS | {"tensorflow": "2.18"},
-            "mpi_library": OPEN_MPI,
-            "horovod": {"mpi": True},
-            "gpus": [],
-            "gpu_lack": Lack("there is none", ""),
-        }
-        monkeypatch.setattr(
-            doctor.checks, "find_software", lambda with_mpi: software | {"mpi": None} | changes
-        )
-        functions = {
-            "launcher_variable": lambda: None,
-            "start_alone": lambda: MpiLibrary(OPEN_MPI, "multiple"),
-            "find_mpirun": lambda: "/bin/mpirun",
-            "mpirun_version": lambda path: launcher,
-        }
-        for name, function in (functions | (faults or {})).items():
-            monkeypatch.setattr(doctor, name, function)
-        return {finding.name: finding for finding in doctor.examine()}
-
-    return findings
-
-
-@pytest.mark.parametrize(
-    ("software", "values"),
-    [
-        ({"gpus": ["H100"] * 2, "gpu_lack": None}, {"horovod": "3.1", "GPUs": "2 x H100"}),
-        (WITH_JAX, {"jax": "0.10.2", "engine": "jax", "GPUs": "none: there is none"}),
-        ({"mpi_library": MPICH, "launcher": HYDRA}, {"launcher": f"{HYDRA} (/bin/mpirun)"}),
-    ],
-)
-def test_an_environment_that_is_complete(findings, software, values):
-    found = findings(**software)
-    assert {name: found[name].value for name in values} == values
-    assert ("Horovod" in found) == ("jax" not in values)
-    assert found.keys() >= {"cores", "memory", "data", "benchmarks", "launcher", "MPI threads"}
-    assert not any(finding.fatal for finding in found.values())
-
-
-@pytest.mark.parametrize(
-    ("software", "name", "words"),
-    [
-        ({"mpi_library": MPICH}, "launcher", "MPICH"),
-        ({"packages": VERSIONS}, "tensorflow", "not installed"),
-        ({"unusable": {"keras": "torch is no backend"}}, "keras", "torch"),
-    ],
-)
-def test_what_keeps_ranks_from_training_is_fatal(findings, software, name, words):
-    found = findings(**software)[name]
-    assert (found.fatal, words in found.problem) == (True, True)
-
-
-def test_what_does_not_keep_them_from_it_is_not(findings, monkeypatch):
-    monkeypatch.setenv("CANDLE_DATA_DIR", "/dev/null/below")
-    monkeypatch.setattr(doctor.environment, "memory_limit_bytes", lambda: 2**30)
-    found = findings(faults={"list_benchmarks": list})
-    for name in ("data", "memory", "benchmarks"):
-        assert (found[name].problem is None, found[name].fatal) == (False, False)
-
-
-def test_where_mpi_and_its_launcher_do_not_start(findings):
-    def broken(*_):
-        raise SetupError("no mpirun")
-
-    faults = {"find_mpirun": broken, "data_directory": broken, "start_alone": lambda: int("no MPI")}
-    found = findings(faults=faults)
-    assert found["MPI threads"].value.startswith("not examined")
-    assert (found["launcher"].problem, found["launcher"].fatal) == ("no mpirun", True)
-    assert (found["data"].problem, found["data"].fatal) == ("no mpirun", False)

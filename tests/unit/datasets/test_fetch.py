@@ -1,5 +1,4 @@
 import json
-import re
 import socket
 import subprocess
 import sys
@@ -41,37 +40,54 @@ def test_a_file_is_downloaded_recorded_and_not_downloaded_again(serve, get, monk
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("version", [{}, {"etag": None, "Last_Modified": DATE}])
-def test_a_broken_download_is_resumed_by_range(serve, get, version):
-    server = serve(*(file(drop=drop, **version) for drop in (CUT, CUT // 2, None)))
-    get(server.url)
-    assert get.content() == CONTENT
-    first, *starts = server.header("Range")
-    starts = [int(words[6:-1]) for words in starts]
-    assert first is None
-    assert 0 < starts[0] <= CUT < starts[0] + CUT // 2 >= starts[1] > starts[0]
-    assert server.header("If-Range")[1] == version.get("Last_Modified", '"1"')
-    assert get.waits == [1, 2]  # the second attempt brought little
-    assert "1 s" in get.said[0]
-    assert get.left() == {NAME, "fetched.json"}
+def busy(status, retry_after=None):
+    answer = reply(b"", status=f"{status} Busy", Retry_After=retry_after)
+    return [answer, answer, file()]
+
+
+DATED = {"etag": None, "Last_Modified": DATE}
+FIRST, DROPPED = file(), file(drop=CUT)
 
 
 @pytest.mark.parametrize(
-    ("then", "asked_for"),
+    ("answers", "outcome", "asked_for", "waits_s"),
     [
-        ({"ranges": False}, [None, '"1"']),  # answers 200 to a request with Range
-        ({"etag": None}, [None, None]),  # sends nothing that identifies a version
-        ({"etag": 'W/"1"'}, [None, None]),  # only a weak validator
-        ({"content": OTHER, "etag": '"2"'}, [None, '"1"']),  # has changed
-        ({"content": b"short", "honours": False}, [None, '"1"', None]),
+        ([DROPPED, file(drop=CUT // 2), FIRST], CONTENT, [None, '"1"', '"1"'], [1, 2]),
+        ([file(drop=CUT, **DATED), file(**DATED)], CONTENT, [None, DATE], [1]),
+        # It cannot be resumed: no ranges, nothing or too little to tell versions by, another file.
+        ([file(drop=CUT, ranges=False), file(ranges=False)], CONTENT, [None, '"1"'], [1]),
+        ([file(drop=CUT, etag=None), file(etag=None)], CONTENT, [None] * 2, [1]),
+        ([file(drop=CUT, etag='W/"1"'), file(etag='W/"1"')], CONTENT, [None] * 2, [1]),
+        ([DROPPED, file(OTHER, etag='"2"')], OTHER, [None, '"1"'], [1]),
+        ([DROPPED, file(b"short", honours=False)], b"short", [None, '"1"', None], None),
+        # Attempts bring no new bytes, or are refused.
+        ([file(ranges=False, drop=CUT)], "a.csv", [None, '"1"', '"1"'], [1, 2]),
+        ([reply(b"", status="404 No")], "404", [None], []),
+        ([reply(Content_Type="text/html; charset=utf-8")], "web page", [None], []),
+        ([reply(Content_Encoding="gzip")], "gzip", [None], []),
+        ([reply(length=False)], "how long", [None], []),
+        *((busy(status), CONTENT, [None] * 3, [1, 2]) for status in (408, 429, 500)),
+        (busy(503, "7"), CONTENT, [None] * 3, [7, 7]),
+        (busy(503, "86400"), CONTENT, [None] * 3, [60, 60]),
     ],
 )
-def test_a_download_that_cannot_be_resumed_starts_from_zero(serve, get, then, asked_for):
-    first = {"etag": '"1"'} if "content" in then else then
-    server = serve(file(drop=CUT, **first), file(**then))
-    get(server.url)
-    assert get.content() == then.get("content", CONTENT)
+def test_answers_are_resumed_repeated_or_refused(serve, get, answers, outcome, asked_for, waits_s):
+    server = serve(*answers)
+    if isinstance(outcome, str):
+        with pytest.raises(DataError, match=outcome):
+            get(server.url)
+        assert NAME not in get.left()
+    else:
+        get(server.url)
+        assert get.content() == outcome
+        assert get.left() == {NAME, "fetched.json"}
     assert server.header("If-Range") == asked_for
+    starts = [int(words[6:-1]) for words in server.header("Range") if words]
+    assert len(starts) == len(asked_for) - asked_for.count(None)
+    assert all(0 < start <= CUT * 2 for start in starts)
+    assert starts == sorted({*starts}) or outcome == "a.csv"
+    assert get.waits == waits_s or waits_s is None
+    assert all(f"{wait_s} s" in said for wait_s, said in zip(waits_s or (), get.said, strict=False))
 
 
 def test_a_complete_partial_file_is_finished_and_that_of_another_url_is_not_used(serve, get):
@@ -86,44 +102,6 @@ def test_a_complete_partial_file_is_finished_and_that_of_another_url_is_not_used
     get(f"{server.url}/mirror")
     assert get.content() == OTHER
     assert server.header("Range") == [None, None]
-
-
-def test_retries_end_when_no_attempt_brings_new_bytes(serve, get):
-    with pytest.raises(DataError, match=r"a\.csv"):
-        get(serve(file(ranges=False, drop=CUT)).url, num_retries=3)
-    assert get.waits == [1.0, 2.0, 4.0]
-    assert NAME not in get.left()
-
-
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (reply(b"", status="404 No"), "404"),
-        (reply(Content_Type="text/html; charset=utf-8"), "web page"),
-        (reply(Content_Encoding="gzip"), "gzip"),
-        (reply(length=False), "how long"),
-    ],
-)
-def test_a_refusal_or_another_kind_of_answer_is_not_retried(serve, get, answer, words):
-    server = serve(answer)
-    with pytest.raises(DataError, match=words):
-        get(server.url)
-    assert len(server.requests) == 1
-    assert get.left() == set()
-
-
-@pytest.mark.parametrize(
-    ("status", "retry_after", "waits_s"),
-    [
-        *((status, None, [1, 2]) for status in (408, 429, 500)),
-        (503, "7", [7, 7]),
-        (503, "86400", [60, 60]),
-    ],
-)
-def test_temporary_errors_are_retried_after_a_wait(serve, get, status, retry_after, waits_s):
-    answer = reply(b"", status=f"{status} Busy", Retry_After=retry_after)
-    get(serve(answer, answer, file()).url)
-    assert get.waits == waits_s
 
 
 @pytest.fixture
@@ -253,22 +231,6 @@ def test_one_of_two_processes_downloads_and_the_other_waits(serve, get):
     assert "another process" in told[0]
     assert get.content() == CONTENT
     assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--data_url", "file:///nowhere", "--out", "x" * 5000],
-        ["--min_rate", "nan"],
-        ["--unpack_limit", "1e308"],
-    ],
-)
-def test_a_bad_option_is_one_message(environment, monkeypatch, capsys, options):
-    monkeypatch.setattr(sys, "argv", ["candle-p1", "data", "fetch", "nt3", *options])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 2
-    assert len(re.findall("^error: ", capsys.readouterr().err, flags=re.MULTILINE | re.I)) == 1
 
 
 def invoke(*words):

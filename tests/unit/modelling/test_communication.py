@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from candle_p1.errors import ModelError
 from candle_p1.modelling.communication import measured_for
 from tests.modelled_runs import shape_of
 
@@ -55,19 +54,3 @@ def test_what_is_taken_is_how_the_runs_have_averaged(tmp_path):
         assert measured(tmp_path, every, records).transport == transport
     others = {"fits": [ENTRY | {"transport": "horovod_fusion"}]}
     assert measured(tmp_path, others, [shared]).transport == "horovod_fusion"
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ([], "the file"),
-        ({"fits": [ENTRY | {"bandwidth_bytes_per_s": 0}]}, "bandwidth_bytes_per_s: "),
-        ({"fits": [ENTRY, ENTRY | {"num_ranks": 1}]}, r"fits\[1\].num_ranks: "),
-        ({"fits": [ENTRY | {"latency_s": float("nan")}]}, "latency_s: "),
-        ({"fits": [ENTRY | {"operation": "broadcast"}]}, "allreduce, only of broadcast"),
-    ],
-)
-def test_what_is_no_measurement_is_refused_with_its_place(tmp_path, content, message):
-    with pytest.raises(ModelError, match=message) as caught:
-        measured(tmp_path, content)
-    assert str(tmp_path / "comm.json") in str(caught.value)

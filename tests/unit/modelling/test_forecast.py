@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from candle_p1.errors import ParameterError
 from candle_p1.modelling.forecast import Changes, ForecastSource, best_scale, forecast
 from candle_p1.modelling.laws import COMPUTE, EXPOSED, LOAD, TRANSFER, WAIT
 from candle_p1.modelling.observations import ShapeRule
@@ -64,23 +63,6 @@ def test_weak_scaling_has_an_efficiency_of_its_own_and_what_is_unknown_is_none()
 def test_readings_give_the_first_as_value_and_their_span():
     (point,) = forecast({"only": planted(0.0, confidence=None)}, [1])
     assert point["time_s"] == pytest.approx({"value": 57.6, "low": 57.6, "high": 70.4})
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("netwerk=2", "'network'"),
-        ("network=fast", "a factor"),
-        ("network=0", "more than 0"),
-        ("network=nan", "more than 0"),
-        ("epochs=1.5", "a whole number"),
-        ("epochs=2 epochs=3", "twice"),
-        ("epochs=2 epochs_per_rank=3", "only one"),
-    ],
-)
-def test_what_is_not_possible_is_refused(words, message):
-    with pytest.raises(ParameterError, match=f"--set .*{message}"):
-        Changes.parse(words.split())
 
 
 def test_epochs_and_batches_change_the_shape():

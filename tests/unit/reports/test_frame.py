@@ -34,10 +34,6 @@ def test_every_record_is_found_once_and_invalid_ones_are_reported(tmp_path):
     assert str(bad) not in reason
 
 
-def test_times_are_those_of_the_slowest_rank():
-    assert run_of(num_ranks=2, load_s=[3.0, 4.0])["phase_load_s"] == 4.0
-
-
 @pytest.mark.parametrize("is_logged", [True, False])
 def test_the_parts_of_a_run_add_up_to_its_total(is_logged):
     """Unmeasured communication is one part with training."""
@@ -55,22 +51,6 @@ def test_the_parts_of_a_run_add_up_to_its_total(is_logged):
     assert parts[frame.OTHER] == pytest.approx(0)
     assert parts[list(known)].to_dict() == pytest.approx(known)
     assert (run["communication_share"] is None) != is_logged
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "asked", "engine"),
-    [
-        ({"num_ranks": 2, "engine": "jax"}, "auto", "jax"),
-        ({"num_ranks": 2, "status": "failed"}, "jax", "jax"),
-        ({"num_ranks": 2, "status": "failed"}, "auto", None),
-        ({"environment": {"settings": {"KERAS_BACKEND": "tensorflow"}}}, "auto", "horovod"),
-    ],
-)
-def test_the_engine_is_the_one_that_a_run_used(kwargs, asked, engine):
-    """Or, if it ended before it recorded that, the one that it asked for."""
-    changes = {"parameters.engine": {"value": asked, "origin": "flag"}}
-    run = run_of(**kwargs, changes=changes)
-    assert run["engine"] == run["settings"].get("engine") == engine
 
 
 def continued(record):

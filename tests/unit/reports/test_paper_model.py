@@ -5,28 +5,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from candle_p1.errors import ParameterError
 from candle_p1.modelling.forecast import Changes, forecast
 from candle_p1.modelling.paper import paper_source
 from candle_p1.parameters.declaration import read_any, read_entries
 from candle_p1.parameters.parameter import Origin
-from candle_p1.reports.forecasts import forecast_paper, gains_to_check, inputs_used, paper_inputs
+from candle_p1.reports.forecasts import gains_to_check, inputs_used, paper_inputs
 from candle_p1.reports.published import all_published, content, number_words, published
 from tests.candle import CANDLE
 
 
-def gain_of(benchmark, mode, num_ranks, changes=Changes()):  # noqa: B008
+def gain_of(benchmark, mode, num_ranks):
     sources = {
-        loader: paper_source(paper_inputs(benchmark), mode, loader, changes)
+        loader: paper_source(paper_inputs(benchmark), mode, loader, Changes())
         for loader in ("original", "chunked")
     }
     return forecast(sources, [num_ranks], "original")[1]["gain_percent"]
-
-
-def samples(benchmark, mode, loader, num_ranks, **changes):
-    return paper_source(paper_inputs(benchmark), mode, loader, Changes(**changes)).samples(
-        num_ranks
-    )
 
 
 @pytest.mark.parametrize(
@@ -58,27 +51,6 @@ def test_what_is_predicted_is_not_an_input():
         for inputs in (replace(printed, weak_gains=(1.0, 52.44)), printed)
     )
     assert changed == pytest.approx(plain)
-
-
-def test_what_if_a_job_were_faster_or_trained_more():
-    plain = samples("nt3", "weak", "original", 3072).phases_s
-    found = samples("nt3", "weak", "original", 3072, file_system=2, network=2).phases_s
-    assert found["loading"][0] == pytest.approx(103.97 + (153 - 103.97) / 2)
-    assert found["exposed communication"] == pytest.approx(plain["exposed communication"] / 2)
-    assert found["computing"] == pytest.approx(plain["computing"])
-    more = gain_of("nt3", "weak", 3072, Changes(epochs_per_rank=16))
-    assert more["value"] < gain_of("nt3", "weak", 3072)["value"]
-    with pytest.raises(ParameterError, match="--set batch_size"):
-        gain_of("nt3", "weak", 3072, Changes(batch_size=40))
-
-
-def test_forecasts_of_the_paper_stand_beside_what_it_prints_and_what_it_does_not():
-    strong, weak = forecast_paper("p1b1", ("strong", "weak"), [384], Changes())
-    assert [each["printed_percent"] for each in strong["checks"]] == [78.25, 78.25]
-    assert weak["checks"] == []
-    for found in (strong, weak):
-        assert any(note.startswith("not printed: ") for note in found["notes"])
-        assert found["points"][0]["energy_j"] is None
 
 
 def test_values_are_in_what_is_said():
