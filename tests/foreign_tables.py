@@ -62,6 +62,11 @@ def hdf5(path):
     LABELLED.to_hdf(path, key="all")
 
 
+def marked(path):
+    """Writes a byte-order mark, which is no part of the first column's name."""
+    LABELLED.to_csv(path, encoding="utf-8-sig", index_label="sample")
+
+
 IN_TABLE = {"label": "kind"}
 BESIDE = {"label": "kind", "labels": "clinical.tsv"}
 ACROSS_BESIDE = BESIDE | {"transpose": True}
@@ -70,6 +75,9 @@ FORMS = {
     "unnamed.csv": (lambda path: LABELLED.to_csv(path, index=False), IN_TABLE),
     "excel.csv": (excel, IN_TABLE),
     "packed.csv.gz": (LABELLED.to_csv, IN_TABLE),
+    "marked.csv": (marked, IN_TABLE | {"id_column": "sample"}),
+    "marked.csv.gz": (marked, IN_TABLE | {"id_column": "sample"}),
+    "marked.csv.xz": (marked, IN_TABLE | {"id_column": "sample"}),
     "packed.csv.bz2": (LABELLED.to_csv, IN_TABLE),
     "packed.csv.xz": (LABELLED.to_csv, IN_TABLE),
     "frame.parquet": (LABELLED.to_parquet, IN_TABLE),

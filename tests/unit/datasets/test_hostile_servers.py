@@ -156,22 +156,24 @@ def test_a_damaged_record_of_downloads_is_one_message(serve, get, text):
 
 BAD_URLS = """http://me:sec@x.org:99999/ http://me:sec/sec@x.org/ /data ftp://x.org/a http://
 http://x.org/?a file:///a#b http://[ http://x.org:0/ http://x.org:a/ http://me@/ file://host/x"""
+BAD_PLACES = [
+    *(
+        (url, NAME, ParameterError, "data_url")
+        for url in ("", "http://x.org/\0", *BAD_URLS.split())
+    ),
+    *((f"file:///{path}", NAME, DataError, NAME) for path in ("x" * 5000, "a%00b", "dev/zero")),
+    *(
+        ("file:///tmp", name, ParameterError, re.escape(repr(name)))
+        for name in ("../a", "", "..", "b/a", "fetched.json", "a\x1b[2J.csv")
+    ),
+]
 
 
-@pytest.mark.parametrize("url", ["", "http://x.org/\0", *BAD_URLS.split()])
-def test_a_bad_url_is_one_message(get, url):
-    with pytest.raises(ParameterError, match="data_url") as refused:
-        get(url)
+@pytest.mark.parametrize(("url", "name", "error", "match"), BAD_PLACES)
+def test_a_bad_url_or_name_of_a_file_is_one_message(get, url, name, error, match):
+    with pytest.raises(error, match=match) as refused:
+        get(url, name)
     assert "sec" not in str(refused.value)  # the password
-
-
-def test_bad_local_urls_and_names_of_files_are_one_message_each(get):
-    for path in ("x" * 5000, "a%00b", "dev/zero"):
-        with pytest.raises(DataError, match=NAME):
-            get(f"file:///{path}")
-    for name in ("../a", "", "..", "b/a", "fetched.json", "a\x1b[2J.csv"):
-        with pytest.raises(ParameterError, match=re.escape(repr(name))):
-            get("file:///tmp", name)
 
 
 def test_a_pipe_for_the_partial_file_is_replaced(serve, get, tmp_path):

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.data.inputs import Inputs, Target
+from candle_p1.data.inputs import Target
 from candle_p1.datasets.foreign import SampleOptions
 from candle_p1.datasets.importing import (
     ImportOptions,
@@ -19,6 +19,7 @@ from candle_p1.errors import DataError, ParameterError
 from candle_p1.files import content_sha256
 from candle_p1.inference.evaluation import Bootstrap, Evaluator, tables
 from candle_p1.inference.tables import Block, NewSamples, read_samples
+from tests.unit.inference.conftest import run_of
 
 CLASSES = ["normal", "tumor"]
 
@@ -51,24 +52,13 @@ def run_that_trained(path, name="nt3", classes=CLASSES, quality=None, role="test
         path=str(path), file_bytes=path.stat().st_size, sha256=content_sha256(path)
     )
     figures = {key: SimpleNamespace(value=value) for key, value in (quality or {}).items()}
-    zeros, ones = np.zeros(3, np.float32), np.ones(3, np.float32)
-    return SimpleNamespace(
-        benchmark=find_benchmark(name),
-        params={"batch_size": 7, "model": "ae"},
-        record=SimpleNamespace(
-            data=SimpleNamespace(synthetic=True, files={role: file}), quality=figures
-        ),
+    data = SimpleNamespace(synthetic=True, files={role: file})
+    return run_of(
+        name,
+        classes,
+        mean_target=[0.7, 0.3] if name == "nt3" else [0, 0, 0],
+        record=SimpleNamespace(data=data, quality=figures),
         model=SimpleNamespace(predict_on_batch=outputs, layers=[SimpleNamespace()]),
-        inputs=Inputs(
-            benchmark=name,
-            features=["G0", "G1", "G2"],
-            classes=classes,
-            offset=zeros,
-            scale=ones,
-            scaling="none",
-            fitted_to="all",
-            mean_target=[0.7, 0.3] if name == "nt3" else [0, 0, 0],
-        ),
         weights=path.parent / "model.keras",
     )
 
@@ -130,12 +120,15 @@ def test_what_is_written_about_reconstructions(cohort):
     assert table.row_count == len(content["metrics"])
 
 
+def understood(path, **options):
+    nt3 = find_benchmark("nt3")
+    target = ImportTarget("nt3", nt3.layouts, nt3.published.files, nt3.importable)
+    return understand_samples(target, path, None, ImportOptions(**options))
+
+
 def test_samples_of_an_imported_file_are_drawn_by_the_groups_of_the_import(cohort):
-    benchmark = find_benchmark("nt3")
-    target = ImportTarget("nt3", benchmark.layouts, benchmark.published.files, benchmark.importable)
-    options = ImportOptions(label="tissue", group="patient")
     directory = cohort.parent / "own"
-    _, table = write_import(understand_samples(target, cohort, None, options), directory)
+    _, table = write_import(understood(cohort, label="tissue", group="patient"), directory)
     trained = run_that_trained(table)
     samples = read_samples(trained, table)
     evaluator = Evaluator(trained, samples, directory / "out", Bootstrap(100))
@@ -148,10 +141,8 @@ def test_samples_of_an_imported_file_are_drawn_by_the_groups_of_the_import(cohor
 
 
 def test_samples_that_an_import_gave_to_the_training_are_told(cohort):
-    benchmark, directory = find_benchmark("nt3"), cohort.parent
-    target = ImportTarget("nt3", benchmark.layouts, benchmark.published.files, benchmark.importable)
-    understood = understand_samples(target, cohort, None, ImportOptions(label="tissue"))
-    train, test = write_import(understood, directory / "own")
+    directory, imported = cohort.parent, understood(cohort, label="tissue")
+    train, test = write_import(imported, directory / "own")
     trained = run_that_trained(train, role="train")
 
     def warnings(path, label="tissue", **changes):
@@ -163,7 +154,7 @@ def test_samples_that_an_import_gave_to_the_training_are_told(cohort):
     table.assign(code=table["tissue"] == "tumor").astype({"code": int}).iloc[:40].to_csv(
         directory / "part.csv", index=False
     )
-    known = table["sample"].isin(understood.facts["samples"]["train"])
+    known = table["sample"].isin(imported.facts["samples"]["train"])
     assert warnings(directory / "part.csv") == [
         f"{known[:40].sum()} of 40 samples were trained on: new ones will do worse"
     ]

@@ -9,34 +9,15 @@ import pandas as pd
 import pytest
 
 from candle_p1.benchmark import find_benchmark
-from candle_p1.data.inputs import Inputs
 from candle_p1.data.names import place_features
 from candle_p1.data.reader import FileSet, Reader
 from candle_p1.datasets.foreign import SampleOptions
 from candle_p1.errors import DataError
 from candle_p1.inference.tables import read_samples
+from tests.unit.inference.conftest import GENES, run_of
 
-GENES = ["G0", "G1", "G2"]
 VALUES = np.array([[0, 1, 3], [7, 15, 31]], np.float32)
 LOGARITHMS = np.log2(VALUES + 1)
-
-
-def run_of(name, log2=True):
-    zeros, ones = np.zeros(3, np.float32), np.ones(3, np.float32)
-    return SimpleNamespace(
-        benchmark=find_benchmark(name),
-        params={"batch_size": 7},
-        inputs=Inputs(
-            benchmark=name,
-            features=GENES,
-            classes=["a", "b"],
-            log2=log2,
-            offset=zeros,
-            scale=ones,
-            scaling="none",
-            fitted_to="all",
-        ),
-    )
 
 
 def table(path, name):
@@ -77,7 +58,7 @@ def table(path, name):
     ],
 )
 def test_log2_is_taken_once_and_this_is_told(tmp_path, form, log2, options, expected, told):
-    trained = run_of("nt3" if form == "any" else form, log2)
+    trained = run_of("nt3" if form == "any" else form, [*"ab"], log2)
     name = "new.csv.gz" if form == "p1b2" else "new.csv"
     path, options = table(tmp_path / name, form), SampleOptions(**options)
     if expected is None:
@@ -91,7 +72,7 @@ def test_log2_is_taken_once_and_this_is_told(tmp_path, form, log2, options, expe
 
 
 def test_gaps_are_filled_in_only_if_asked(tmp_path, monkeypatch):
-    trained, path = run_of("p1b2", log2=False), tmp_path / "new.csv"
+    trained, path = run_of("p1b2", [*"ab"]), tmp_path / "new.csv"
     path.write_text("case_id,cancer_type,G0,G1,G2\nS1,a,0,,2\n")
     layouts = trained.benchmark.layouts
     monkeypatch.setitem(layouts, "test", replace(layouts["test"], missing=("",)))
@@ -104,7 +85,7 @@ def test_gaps_are_filled_in_only_if_asked(tmp_path, monkeypatch):
 def test_a_wrong_row_of_the_benchmarks_own_file_is_named(tmp_path, row):
     (tmp_path / "new.csv").write_text(f"0,5,2,3\n{row}\n")
     with pytest.raises(DataError, match="line 2"):
-        read_samples(run_of("nt3"), tmp_path / "new.csv")
+        read_samples(run_of("nt3", [*"ab"]), tmp_path / "new.csv")
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ from candle_p1.cli.timeline import timeline_command
 from candle_p1.records.power_trace import Channel, Trace, write_traces
 from candle_p1.records.record import PER_RANK_NAME, read_record, write_record
 from candle_p1.reports import over_time
-from candle_p1.reports.charts import draw_figures, epochs_per_rank
+from candle_p1.reports.charts import draw_figures
 from candle_p1.reports.experiments import group
 from candle_p1.reports.frame import MissingDataError, Run, read_runs
 from candle_p1.reports.over_time import read_traced, timeline_figure
 from candle_p1.reports.render import render_page
 from candle_p1.reports.report import run_page
-from tests.planted_records import changed, experiment_of, plant, planted_record
+from tests.planted_records import changed, plant
 
 TRAINED = {"loss": 0.5, "val_loss": 0.6, "accuracy": 0.9, "val_accuracy": None}
 
@@ -57,27 +57,6 @@ def with_traces(path, num_nodes=1, num_gpus=2, reading="power"):
 def run(tmp_path):
     path = plant(tmp_path, num_ranks=3, wait_s=1.0, trained=TRAINED, energy_j=5.0)
     return Run(path, read_record(path))
-
-
-def test_the_figure_of_gains_names_the_lines_of_the_method_of_the_paper():
-    records = [planted_record(num_ranks=2, loader=name) for name in ("original", "chunked", "dask")]
-    ((drawing,), _) = draw_figures(experiment_of(*records), ["improvement"])
-    assert "chunked over original corresponds to the paper's Figures 11 and 13" in drawing.caption
-    for base in ("original", "chunked"):
-        assert f"against loader {base}" in drawing.svg
-
-
-def test_many_numbers_of_ranks_are_counted_together_against_epochs():
-    records = [
-        planted_record("nt3", num, epochs=epochs, epochs_scaling="weak", quality={"accuracy": 0.9})
-        for num in (1, 2, 4, 8, 16, 32, 64, 128)
-        for epochs in (4, 8)
-    ]
-    for chosen, labels in ((records, ["all runs"]), (records[:4], ["1 rank", "2 ranks"])):
-        experiment = experiment_of(*chosen)
-        figure = epochs_per_rank(experiment, experiment.series)
-        assert legend_of(figure) == labels
-        assert [text.get_text() for text in figure.axes[0].texts] == ["published: 8"]
 
 
 def test_what_ranks_do_is_drawn_for_some_of_many_ranks(tmp_path):
@@ -121,18 +100,6 @@ def test_every_rank_and_phase_of_a_run_is_drawn_in_a_colour_of_its_own(run):
     assert len({bar.get_facecolor() for bar in axes.patches}) == 4
     labels = axes.get_legend_handles_labels()[1]
     assert labels == ["startup, 3.00 s", "load, 2.00 s", "wait, 1.000 s", "train, 16.50 s"]
-
-
-def test_the_page_says_what_data_and_limits_the_run_had(run):
-    page = page_of(run)
-    assert page.index("synthetic") < page.index("<svg")
-    assert (page.count("<svg"), "limited" in page) == (2, False)
-    content = {"parameters.train_steps": {"value": 2, "origin": "flag"}, "data.synthetic": False}
-    content |= {"training.stopped": "early_stop", "plan.epochs_per_rank": 900}
-    above, _ = page_of(Run(run.path, changed(run.record, content))).split("<svg", 1)
-    assert " of 900 epochs: early_stop" in above
-    assert "train_steps 2" in above
-    assert "synthetic" not in above
 
 
 def test_what_cannot_be_drawn_is_named(run):
