@@ -4,6 +4,7 @@ import os
 
 from candle_p1.records.record import make_record
 from candle_p1.records.types import PhaseTimes
+from candle_p1.scaling import ScalingPlan
 
 
 def toy_record(params, *args, **kwargs):
@@ -25,28 +26,15 @@ def _sections(params, num_ranks=1, status="ok", total_s=10.0, train_s=8.0, setti
     record["ended"] = record["started"]
     if status != "ok":
         return record | {"failure": {"reason": f"planted {status}", "rank": 0}}
+    of_steps = {"batch_size": 10, "learning_rate": 0.1, "num_samples": 10}
+    plan = ScalingPlan.make(
+        num_ranks=num_ranks, epochs=params["epochs"], epochs_scaling="none", **of_steps
+    )
     rank = {"host": "here", "node": 0, "num_cores": 1, "threads": 1, "device": "cpu"}
     return record | {
         "ranks": [rank | {"rank": i, "local_rank": i} for i in range(num_ranks)],
         "data": {"synthetic": True, "loader": params["loader"], "files": {}},
-        "plan": {
-            "base_batch_size": 10,
-            "base_learning_rate": 0.1,
-            "batch_scaling": "none",
-            "batch_size": 10,
-            "data_parallel": "epoch",
-            "epochs": params["epochs"],
-            "epochs_per_rank": params["epochs"],
-            "epochs_scaling": "none",
-            "global_batch_size": 10 * num_ranks,
-            "learning_rate": 0.1,
-            "lr_scaling": "none",
-            "num_ranks": num_ranks,
-            "samples_per_epoch": 10,
-            "steps_per_epoch": 1,
-            "warmup_epochs": 0,
-            "warmup_learning_rate": 0.1,
-        },
+        "plan": plan.model_dump(),
         "model": {"num_parameters": 1, "optimizer": "sgd"},
         "distributed": {"backend": "serial"},
         "phases": {"train": PhaseTimes.over([train_s] * num_ranks)},
@@ -57,13 +45,8 @@ def _sections(params, num_ranks=1, status="ok", total_s=10.0, train_s=8.0, setti
         "quality": {"accuracy": {"value": 0.75, "naive": 0.5}},
         "energy": {"kind": "absent", "reason": "planted"},
         "environment": {
-            "python": "3.11.7",
-            "packages": {},
-            "system": "Linux",
-            "host": "here",
-            "cpu": "a processor",
-            "num_cores": 1,
-            "memory_bytes": 2**30,
+            **{"python": "3.11.7", "packages": {}, "system": "Linux", "host": "here"},
+            **{"cpu": "a processor", "num_cores": 1, "memory_bytes": 2**30},
             "settings": dict(os.environ) if settings is None else settings,
         },
     }

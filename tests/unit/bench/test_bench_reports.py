@@ -255,10 +255,12 @@ def test_what_was_measured_is_reported_and_shown(name, compare, monkeypatch, tmp
     lines = [*jobs, *(f"{key}: {json.dumps(value)}" for key, value in content.items())]
     lines += map(shown, ours.render(report))
     if kind in (Comm, Load):
-        ours.picture = tmp_path / "cache"
+        ours.picture = tmp_path / "picture.svg"
         lines += ours.draw(report)
-        words = re.findall(r">([^<>]*[a-z]{2}[^<>]*)</text>", ours.picture.read_text())
-        lines.append(f"which has: {', '.join(map(str.strip, words))}")
+        drawn = ours.picture.read_bytes()
+        words = b", ".join(re.findall(rb">([^<>]*[a-z]{2}[^<>]*)</text>", drawn))
+        lines.append(f"which has: {words.decode() or drawn[:4]}")
+        ours.picture.unlink()
     text = "\n".join(lines)
     text = re.sub(r"(bench-|\.candle-p1-bench-)\w+", r"\1X", text.replace(str(tmp_path), "$TMP"))
     text = re.sub(r"\b\d(\.\d+)?e-1\d\b", "0", text)  # of rounding, which depends on the machine
