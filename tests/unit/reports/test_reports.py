@@ -5,6 +5,7 @@ test_sections.py has what tables and comparisons show of many kinds of runs.
 
 import csv
 import io
+import itertools
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -12,8 +13,8 @@ import pytest
 from candle_p1.reports.render import ReportTable, Section, Statement, render_page
 from candle_p1.reports.statistics import estimate_median
 from candle_p1.toml_file import tomllib
+from tests import planted_records
 from tests.conftest import ROOT
-from tests.planted_records import plant_group
 from tests.transcripts import Transcripts
 
 COMMANDS = Transcripts(ROOT / "tests/files/reports")
@@ -22,8 +23,9 @@ COMMANDS = Transcripts(ROOT / "tests/files/reports")
 @pytest.mark.parametrize("name", COMMANDS.cases)
 def test_commands_about_runs(name, tmp_path, monkeypatch):
     def plant(line):
-        plant_group(tmp_path / "runs", tomllib.loads(f"group = {line}")["group"])
+        planted_records.plant_group(tmp_path / "runs", tomllib.loads(f"group = {line}")["group"])
 
+    monkeypatch.setattr(planted_records, "_started", itertools.count())
     COMMANDS.check(name, tmp_path, monkeypatch, plant)
     for path in tmp_path.rglob("*.svg"):
         texts = ET.fromstring(path.read_text()).findall(".//{http://www.w3.org/2000/svg}text")
