@@ -139,6 +139,9 @@ def mpi(monkeypatch):
 def test_the_library_and_its_thread_level_are_recorded(mpi, version, line):
     mpi.version, mpi.level = version, 2
     assert describe_mpi() == {"mpi": {"library": line, "thread_level": "serialized"}}
+    check_thread_level(SerialCommunicator())
+    mpi.level = 3
+    SimulatedJob(3).run(check_thread_level)
     mpi.is_started = False
     assert describe_mpi() == {}
 
@@ -168,9 +171,3 @@ def test_a_lower_level_is_an_error_of_all_ranks(mpi, monkeypatch, version, level
     assert agreed
     for words in (version, f"MPI_THREAD_{mpi_library.LEVELS[level].upper()}", fix):
         assert words in message
-
-
-def test_enough_or_no_need(mpi):
-    SimulatedJob(3).run(check_thread_level)
-    mpi.level = 0
-    check_thread_level(SerialCommunicator())

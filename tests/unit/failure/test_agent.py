@@ -131,40 +131,34 @@ def begin(ends):
         yield begin
 
 
+LAST_WORD, SIGNALLED = {"last_word": True}, {"signal": signal.SIGTERM}
+
+
 @pytest.mark.parametrize(
-    ("what", "order", "code", "printed"),
-    [
-        ("stuck", b"\0" + encode_order(3, "why\n\0not", speak=True), 3, "the job ends: why\nnot"),
-        ("stuck", encode_order(143, "x", speak=False), 143, ""),
-        ("signalled", b"", 143, ""),
-        ("disarmed", encode_order(3, "x", speak=False), 5, ""),  # it ends by itself
+    ("what", "order", "code", "printed", "told"),
+    [  # It ends as it is told, even if it is stuck.
+        ("stuck", b"\0" + encode_order(3, "why\n\0not", speak=True), 3, "why\nnot", None),
+        ("stuck", encode_order(143, "x", speak=False), 143, "", None),
+        ("signalled", b"", 143, "", SIGNALLED),
+        ("disarmed", encode_order(3, "x", speak=False), 5, "", None),  # it ends by itself
+        # One that ends itself leaves a last word.
+        ("exits", b"", 5, "", LAST_WORD),
+        ("aborts", b"", -signal.SIGABRT, "", LAST_WORD),
+        ("aborts, which is handled", b"", 9, "", LAST_WORD),
+        ("crashes", b"", -signal.SIGSEGV, "", None),
+        ("is killed", b"", -signal.SIGKILL, "", None),
+        ("has a child", b"", 6, "", None),
+        ("has said bye", b"", 5, "", None),
     ],
 )
-def test_a_process_ends_as_it_is_told_even_if_it_is_stuck(begin, what, order, code, printed):
+def test_how_a_process_ends_is_told_and_printed(begin, what, order, code, printed, told):
     process, far = begin(what)
     far.sendall(order)
+    lines = [each for each in lines_of(far) if each in (LAST_WORD, SIGNALLED)]
     assert process.wait(timeout=30) == code
+    assert lines == [told] * bool(told)
     text = process.stderr.read().decode()
-    assert text == (f"\ncandle-p1: {printed}\n" if printed else "")
-    assert ({"signal": signal.SIGTERM} in list(lines_of(far))) == (what == "signalled")
-
-
-@pytest.mark.parametrize(
-    ("what", "code", "has_word"),
-    [
-        ("exits", 5, True),
-        ("aborts", -signal.SIGABRT, True),
-        ("aborts, which is handled", 9, True),
-        ("crashes", -signal.SIGSEGV, False),
-        ("is killed", -signal.SIGKILL, False),
-        ("has a child", 6, False),
-        ("has said bye", 5, False),
-    ],
-)
-def test_a_process_that_ends_itself_leaves_a_last_word(begin, what, code, has_word):
-    process, far = begin(what)
-    assert list(lines_of(far)).count({"last_word": True}) == has_word
-    assert process.wait(timeout=20) == code
+    assert text == (f"\ncandle-p1: the job ends: {printed}\n" if printed else "")
 
 
 RANK = """

@@ -129,24 +129,34 @@ def cuda(visible):
     return {"CUDA_VISIBLE_DEVICES": str(visible)}
 
 
+ALIKE, MIXED = ["H100"] * 4, ["H100", *["T4"] * 3]
+
+
 @pytest.mark.parametrize(
-    ("ranks", "positions", "indices"),
+    ("names", "ranks", "positions", "indices"),
     [
-        ([{}] * 3, None, [0, 1, 2]),
-        ([{}] * 2, [3, 1], [1, 3]),
-        ([{}], [], []),
-        ([cuda(k) for k in range(4)], None, [0, 1, 2, 3]),  # jsrun -g1
-        ([cuda("2,3")] * 3, None, [2, 3]),  # ranks that share one
-        ([cuda("3, 1")], None, [3]),
-        ([cuda("GPU-dd44,0,GPU-cc")] * 3, None, [0, 2, 3]),
-        ([cuda("")], None, []),
-        ([cuda("0,-1,2")] * 2, None, [0]),  # up to the first that matches none
-        ([cuda("0,7,2")] * 2, None, [0]),
-        ([cuda("1,GPU-a,2")] * 2, None, [1]),  # two UUIDs begin like this
+        (ALIKE, [{}] * 3, None, [0, 1, 2]),
+        (ALIKE, [{}] * 2, [3, 1], [1, 3]),
+        (ALIKE, [{}], [], []),
+        (ALIKE, [cuda(k) for k in range(4)], None, [0, 1, 2, 3]),  # jsrun -g1
+        (ALIKE, [cuda("2,3")] * 3, None, [2, 3]),  # ranks that share one
+        (ALIKE, [cuda("3, 1")], None, [3]),
+        (ALIKE, [cuda("GPU-dd44,0,GPU-cc")] * 3, None, [0, 2, 3]),
+        (ALIKE, [cuda("")], None, []),
+        (ALIKE, [cuda("0,-1,2")] * 2, None, [0]),  # up to the first that matches none
+        (ALIKE, [cuda("0,7,2")] * 2, None, [0]),
+        (ALIKE, [cuda("1,GPU-a,2")] * 2, None, [1]),  # two UUIDs begin like this
+        # Numbers of different GPUs are ambiguous.
+        (MIXED, [{}], None, None),
+        (MIXED, [cuda(1)], None, None),
+        (MIXED, [cuda(1) | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}], None, [1]),
+        (MIXED, [cuda("GPU-ab22")], None, [1]),
     ],
 )
-def test_the_gpus_of_a_job_are_those_its_ranks_compute_on(ranks, positions, indices):
-    assert JobGpus(ranks, positions).choose(UUIDS, ["H100"] * 4, gpus.NVIDIA) == indices
+def test_the_gpus_of_a_job_are_those_its_ranks_compute_on(names, ranks, positions, indices):
+    is_clear = indices is not None
+    with nullcontext() if is_clear else pytest.raises(SensorError, match="=PCI_BUS_ID"):
+        assert JobGpus(ranks, positions).choose(UUIDS, names, gpus.NVIDIA) == indices
 
 
 @pytest.mark.parametrize(
@@ -162,20 +172,6 @@ def test_hip_selects_among_what_rocr_has_left(monkeypatch, settings, index):
     monkeypatch.setattr(gpus, "os", SimpleNamespace(environ=settings))
     job = JobGpus([visible_here()])
     assert job.choose(UUIDS, ["MI300X", "MI210"] * 2, gpus.AMD) == [index]
-
-
-@pytest.mark.parametrize(
-    ("settings", "indices"),
-    [
-        ({}, None),
-        (cuda(1), None),
-        (cuda(1) | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, [1]),
-        (cuda("GPU-ab22"), [1]),
-    ],
-)
-def test_numbers_of_different_gpus_are_ambiguous(settings, indices):
-    with nullcontext() if indices else pytest.raises(SensorError, match="=PCI_BUS_ID"):
-        assert JobGpus([settings]).choose(UUIDS, ["H100", *["T4"] * 3], gpus.NVIDIA) == indices
 
 
 class NVMLError(Exception):
