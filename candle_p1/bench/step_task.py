@@ -106,8 +106,7 @@ class StepTask(BenchmarkTask):
     def _train(
         self, comm: Communicator, training: Training, weights: Weights, base: Any, found: Outcome
     ) -> None:
-        from candle_p1.models.fast.batches import for_fit
-        from candle_p1.models.fast.tables import taken_by
+        from candle_p1.models.fast.batches import for_fit, taken_by
 
         data, is_own = training.data, self.inputs in ("samples", "arrays")
         samples = data.train if is_own else training.benchmark.other_samples(data)[self.inputs]

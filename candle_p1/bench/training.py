@@ -72,7 +72,7 @@ class Training:
     def batches(self, samples: Samples | None = None) -> Any:
         """Returns the batches that this rank trains on; of the training samples by default."""
         from candle_p1.data.batches import TrainBatches
-        from candle_p1.models.fast.tables import taken_by
+        from candle_p1.models.fast.batches import taken_by
 
         samples, seed = samples or taken_by(self.model, self.data.train), self.params["rng_seed"]
         return TrainBatches(samples, self.plan, seed=seed, rank=self.rank, shuffle=True)
@@ -80,7 +80,7 @@ class Training:
     def steps(self) -> Any:
         """Returns the steps of the model as runs train them, with JAX from data on the device."""
         from candle_p1.models.fast import device_data
-        from candle_p1.models.fast.tables import taken_by
+        from candle_p1.models.fast.batches import taken_by
         from candle_p1.training.state import build_metrics
         from candle_p1.training.steps import make_steps
 
@@ -213,6 +213,8 @@ def matrix_product_flops(model: Any, batch_size: int, *, as_computed: bool = Fal
         weights = math.prod(layer.kernel.shape)
         if as_computed and isinstance(layer, Conv1D):
             weights = layer.multiplications()
+        elif as_computed and getattr(layer, "sparse", None):
+            weights *= layer.sparse.density
         elif isinstance(layer, TableDense) and not as_computed:
             weights = layer.num_products
         forward = 2.0 * batch_size * math.prod(positions) * weights
@@ -223,7 +225,8 @@ def matrix_product_flops(model: Any, batch_size: int, *, as_computed: bool = Fal
 def optimizer_bytes(model: Any, *, as_computed: bool = False) -> int:
     """Returns the bytes an update reads (weights, gradients, state) and writes (weights, state).
 
-    They are those of whole kernels, or of what the chosen kernels update.
+    They are those of whole kernels, or of what the chosen kernels update. A layer of sparse inputs
+    has no gradient to read, but its product, of few operations, reads the kernel: as many bytes.
     """
     from candle_p1.models.fast.tables import table_layer
 

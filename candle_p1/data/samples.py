@@ -15,6 +15,10 @@ from numpy.typing import NDArray
 from candle_p1.data.inputs import Inputs
 
 
+SCANNED_ROWS = 64
+"""The rows of a matrix that are compared with zero at once."""
+
+
 class Rows(Protocol):
     """An array, or anything else that gives a batch for the indices of its rows."""
 
@@ -228,6 +232,64 @@ class Joined:
             return xp.concatenate([own[which], *rows], axis=1)
 
         return Gather((self.own, self.indices, self.tables), take)
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """The rows of a matrix that is mostly zeros, held without these; batches are arrays with them.
+
+    Attributes:
+        starts: Where the values of each row begin, and where the last ones end: int64.
+        columns: The column of each value, int64, shape (values,).
+        values: Those that are not zero, in the order of rows.
+        width: The number of columns of the matrix.
+    """
+
+    starts: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    values: NDArray[Any]
+    width: int
+
+    @classmethod
+    def of(cls, matrix: NDArray[Any], max_density: float) -> Sparse | None:
+        """Returns a matrix in this form; None if a larger share of its values are not zero."""
+        nums, parts, total = [np.zeros(1, np.int64)], [], 0
+        for first in range(0, len(matrix), SCANNED_ROWS):
+            block = matrix[first : first + SCANNED_ROWS]
+            rows, columns = np.nonzero(block != 0)
+            nums.append(np.bincount(rows, minlength=len(block)))
+            parts.append((columns, block[rows, columns]))
+            total += len(rows)
+            if total > max_density * matrix.size:
+                return None
+        columns, values = (np.concatenate(each) for each in zip(*parts, strict=True))
+        return cls(np.cumsum(np.concatenate(nums)), columns, values, matrix.shape[1])
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def density(self) -> float:
+        """The share of values that are not zero."""
+        return len(self.values) / (len(self) * self.width)
+
+    def take(self, which: Any) -> tuple[int, NDArray[np.int64], NDArray[Any]]:
+        """Returns the number of rows chosen, and the places and values of these that are not zero.
+
+        Places are the row, from 0, and the column: int64, shape (values, 2).
+        """
+        which = np.arange(len(self))[which]
+        nums = self.starts[which + 1] - self.starts[which]
+        own = np.arange(nums.sum()) - np.repeat(np.cumsum(nums) - nums, nums)
+        own += np.repeat(self.starts[which], nums)
+        rows = np.repeat(np.arange(len(which)), nums)
+        return len(which), np.stack([rows, self.columns[own]], axis=1), self.values[own]
+
+    def __getitem__(self, which: Any) -> NDArray[Any]:
+        num_rows, places, values = self.take(which)
+        batch = np.zeros((num_rows, self.width), self.values.dtype)
+        batch[places[:, 0], places[:, 1]] = values
+        return batch
 
 
 @dataclass

@@ -19,7 +19,7 @@ from candle_p1.distributed.engine import SERIAL, Engine
 from candle_p1.distributed.reducers.reducer import Reducer
 from candle_p1.distributed.reducers.shared_memory import SharedMemoryReducer
 from candle_p1.errors import DistributedError
-from candle_p1.ops.updates import FusedOptimizer
+from candle_p1.ops.updates import Factors, FusedOptimizer, standing_for
 
 
 def distribute_optimizer(optimizer: Any, reducer: Reducer, log: AllreduceLog | None = None) -> Any:
@@ -128,7 +128,7 @@ def _named(
 ) -> tuple[dict[str, Any], list[Any]]:
     """Returns the gradients that are not missing, by names that all ranks use.
 
-    Beside them, what has to be there before any rank waits for others.
+    Beside them, what has to be there before any rank waits for others. Factors remain factors.
     """
     pairs = [
         (f"gradient.{i}.{variable.path}", _dense(gradient), variable)
@@ -138,8 +138,12 @@ def _named(
     named = {name: gradient for name, gradient, _ in pairs}
     if log is None:
         return named, []
-    sizes = {name: reducer.num_bytes(gradient) for name, gradient in named.items()}
-    return named, log.note_ready(named, [variable for *_, variable in pairs], sizes)
+    sizes = {
+        name: each.num_bytes if isinstance(each, Factors) else reducer.num_bytes(each)
+        for name, each in named.items()
+    }
+    tensors = {name: standing_for(each) for name, each in named.items()}
+    return named, log.note_ready(tensors, [variable for *_, variable in pairs], sizes)
 
 
 def _dense(gradient: Any) -> Any:

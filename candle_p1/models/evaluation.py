@@ -164,7 +164,7 @@ class Trained:
 
     def _batches(self, samples: Samples, max_steps: int, model: Any) -> Any:
         from candle_p1.data.batches import EvaluationBatches
-        from candle_p1.models.fast.tables import taken_by
+        from candle_p1.models.fast.batches import taken_by
 
         samples = taken_by(model, samples)
         return EvaluationBatches(samples, self.params["batch_size"], self.comm, max_steps)

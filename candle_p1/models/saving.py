@@ -69,11 +69,12 @@ class ModelFile:
 
     def of(self, model: Any) -> Any:
         """Returns the part of the model that the file holds."""
+        from candle_p1.models.fast.sparse import sparse_layer
         from candle_p1.models.fast.tables import table_layer
 
         if not self.part:
             return model
-        whole = plain_copy(model) if table_layer(model) else model
+        whole = plain_copy(model) if table_layer(model) or sparse_layer(model) else model
         with _undisturbed():
             return self.part(whole)
 
@@ -81,19 +82,23 @@ class ModelFile:
 def describe(model: Any) -> dict[str, Any]:
     """Returns what ``keras.saving.deserialize_keras_object`` takes, with Keras's own classes.
 
-    A model in the form of `candle_p1.models.fast.tables` is described as that of whole rows.
+    A model in the form of `candle_p1.models.fast.tables` is described as that of whole rows; one in
+    that of `candle_p1.models.fast.sparse` as that of dense inputs.
 
     Raises:
         SavingError: The model, a layer or a function in it has no description.
     """
     import keras
 
+    from candle_p1.models.fast.sparse import sparse_layer
     from candle_p1.models.fast.tables import table_layer
 
     if layer := table_layer(model):
         return layer.described
     try:
         config = _translated(keras.saving.serialize_keras_object(model))
+        if sparse_layer(model):
+            config["config"]["layers"][0]["config"]["sparse"] = False
         json.dumps(config)
         return config  # type: ignore[no-any-return]
     except (NotImplementedError, TypeError, ValueError) as error:

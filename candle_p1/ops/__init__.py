@@ -18,9 +18,12 @@ def load() -> Any:
 
     - ``candle_p1_add_scaled(values, others, factor, threads)`` gives values + factor x others, and
       reuses the memory of the values unless it is still needed.
-    - ``candle_p1_update(weights, states, gradients, constants, rule, threads)``: see
-      `candle_p1.ops.updates`. With ``memory, tag, rank, num_ranks, timeout_s``, by the averages of
-      all ranks' gradients: see `candle_p1.distributed.reducers.shared_memory`.
+    - ``candle_p1_sparse_product(weights, places, values, shape, adds_squares, threads)`` gives the
+      product of a sparse matrix and weights, and the sum of their squares; see
+      `candle_p1.models.fast.operations`.
+    - ``candle_p1_update(weights, states, gradients, constants, places, values, decays, rule,
+      threads)``: see `candle_p1.ops.updates`. With ``memory, tag, rank, num_ranks, timeout_s``, by
+      the averages of all ranks' gradients: see `candle_p1.distributed.reducers.shared_memory`.
     - ``candle_p1_average_on_node(value, memory, tag, rank, num_ranks, threads, root, timeout_s)``:
       see there; float64, too.
     - ``candle_p1_clock(after)``: see `read_clock`.

@@ -19,7 +19,7 @@ from candle_p1.distributed.reducers.horovod import is_traced
 from candle_p1.distributed.replicas import average_state
 from candle_p1.instrument.logs import TENSORBOARD_FOLDER, epoch_logs
 from candle_p1.models.fast import device_data
-from candle_p1.models.fast.tables import taken_by
+from candle_p1.models.fast.batches import taken_by
 from candle_p1.records.segments import BEGINNING
 from candle_p1.records.types import Position
 from candle_p1.text import count

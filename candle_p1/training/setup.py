@@ -189,12 +189,13 @@ def build_model(
     """Builds and compiles the model, with the same weights on all ranks that have the same seed.
 
     The log, if there is one, records the gradients' allreduces. Where it can and may, the model has
-    the form of `candle_p1.models.fast.tables`, whose `taken_by` returns the samples for it. Raises
-    SetupError if the model does not fit into memory.
+    the form of `candle_p1.models.fast.tables` or `candle_p1.models.fast.sparse`, which holds the
+    samples of `data` otherwise; `taken_by` of `candle_p1.models.fast.batches` returns them as it
+    takes them. Raises SetupError if the model does not fit into memory.
     """
     import keras
 
-    from candle_p1.models.fast import tables
+    from candle_p1.models.fast import sparse, tables
 
     _check_size(params, engine.comm)
     keras.backend.clear_session()
@@ -206,10 +207,12 @@ def build_model(
         if not model.built:  # a subclass of keras.Model makes its weights when it is first called
             model(data.train.x[0:1])
         optimizer = make_optimizer(params, plan.learning_rate, benchmark.optimizer_constants)
-        learns = model, data, optimizer, benchmark.callbacks(params), params["compression"]
-        if may_use_tables and tables.suits(*learns):
+        learns = model, data, optimizer, benchmark.callbacks(params)
+        if may_use_tables and tables.suits(*learns, params["compression"]):
             with suppress(SavingError):  # nobody could save it
                 model = tables.with_tables(model, data.train.x, describe(model))
+        elif sparse.suits(*learns, engine.reducer):
+            model = sparse.with_sparse_inputs(model, data, plan.batch_size)
     seed_ranks(model, params["rng_seed"], engine.comm.rank)
     engine.compile(
         model,

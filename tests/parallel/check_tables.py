@@ -7,9 +7,10 @@ from engines import compiled, distribute, engine
 from candle_p1.data.samples import DataSet, Joined, Samples
 from candle_p1.distributed.replicas import broadcast_state
 from candle_p1.models import fast
+from candle_p1.models.fast.batches import taken_by
 from candle_p1.models.fast.layers import Dense
 from candle_p1.models.fast.optimizers import SGD
-from candle_p1.models.fast.tables import suits, taken_by, whole_weights, with_tables
+from candle_p1.models.fast.tables import suits, whole_weights, with_tables
 from candle_p1.models.saving import describe
 
 NUM_STEPS, BATCH = 20, 6

@@ -17,7 +17,7 @@ from candle_p1 import ops
 from candle_p1.distributed.comm import Communicator, on_first_rank
 from candle_p1.distributed.reducers.reducer import GraphReducer
 from candle_p1.distributed.shared_file import MEMORY, NoRoomError, check_room, open_nameless
-from candle_p1.ops.updates import Update, update
+from candle_p1.ops.updates import Update, standing_for, update
 
 MAX_THREADS = 8
 """The threads of a rank that average: more do not use more of the memory's bandwidth."""
@@ -80,14 +80,15 @@ class SharedMemoryReducer(GraphReducer):
         """Averages gradients and updates weights by them, in one pass over memory.
 
         Each rank computes a part of every weight and of its state, and copies the other parts, so
-        all have the same bits. Weights and gradients are float32; for names and `after`, see
-        `average`. Returns the time in which this rank neither waited for others nor copied for
+        all have the same bits. Weights and gradients are float32; of `Factors`, ranks exchange
+        these. For names and `after`, see `average`. Returns the time in which this rank neither waited for others nor copied for
         them, in s.
         """
         import tensorflow as tf
 
-        shapes = [f"{name} {gradient.shape}" for name, gradient in gradients.items()]
-        with tf.control_dependencies([*gradients.values(), *after]):
+        tensors = {name: standing_for(gradient) for name, gradient in gradients.items()}
+        shapes = [f"{name} {tensor.shape}" for name, tensor in tensors.items()]
+        with tf.control_dependencies([*tensors.values(), *after]):
             return update(
                 step, weights, list(gradients.values()), **self._ranks(f"{step.rule} {shapes}")
             )

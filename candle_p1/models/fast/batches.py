@@ -8,13 +8,22 @@ from typing import Any
 import keras
 
 from candle_p1.data.batches import TrainBatches
-from candle_p1.data.samples import join_batches
+from candle_p1.data.samples import Samples, join_batches
+from candle_p1.models.fast.sparse import SparseBatches, sparse_layer
+from candle_p1.models.fast.tables import table_layer
 
 NUM_PREFETCHED = 2
 """The number of batches made ahead of the step that uses them."""
 GROUP_BYTES = 1 << 20
 """As many small batches as have this size are made at once: a call of Python for each of them would
 take a noticeable part of a step that takes some milliseconds."""
+
+
+def taken_by(model: Any, samples: Samples) -> Samples:
+    """Returns samples in the form of which a model takes batches."""
+    if layer := table_layer(model):
+        return Samples(layer.taken(samples.x), samples.y)
+    return Samples(SparseBatches(samples.x), samples.y) if sparse_layer(model) else samples
 
 
 def stream(batches: TrainBatches, epochs: range, first_step: int = 0) -> Iterator[Any]:
@@ -71,7 +80,9 @@ def _dataset(batch: Any, epochs: Callable[[], Iterable[keras.utils.PyDataset]]) 
 
     first = _without_lists(batch)
     arrays = tf.nest.flatten(first)
-    size = max(1, GROUP_BYTES // max(1, sum(array.nbytes for array in arrays)))
+    is_sparse = any(isinstance(array, tf.SparseTensor) for array in arrays)  # and so not small
+    num_bytes = GROUP_BYTES if is_sparse else sum(array.nbytes for array in arrays)
+    size = max(1, GROUP_BYTES // max(1, num_bytes))
 
     def generate() -> Any:
         for batches in epochs():
@@ -81,7 +92,8 @@ def _dataset(batch: Any, epochs: Callable[[], Iterable[keras.utils.PyDataset]]) 
                 yield join_batches(made) if len(made) > 1 else made[0]
 
     def describe(array: Any) -> Any:
-        return tf.TensorSpec((None, *array.shape[1:]), array.dtype)
+        kind = tf.SparseTensorSpec if isinstance(array, tf.SparseTensor) else tf.TensorSpec
+        return kind((None, *array.shape[1:]), array.dtype)
 
     options = tf.data.Options()
     options.autotune.enabled = False

@@ -81,8 +81,13 @@ class Dense(keras.layers.Dense):  # type: ignore[misc]
 
     The fast implementation is for inputs with two dimensions, and adds the gradient of an `L2`
     penalty on the kernel to that of the loss in place.
+
+    Attributes:
+        sparse: What inputs that are mostly zeros have in common, where the layer takes them as
+            sparse tensors; see `candle_p1.models.fast.sparse`.
     """
 
+    sparse: Any = None
     _penalty: Any = None
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
@@ -111,6 +116,8 @@ class Dense(keras.layers.Dense):  # type: ignore[misc]
             fast.note("Dense")
             kernel, bias = map(keras.ops.convert_to_tensor, (self.kernel, self.bias))
             return self.activation(product(inputs, kernel) + bias)
+        if self.sparse is not None and hasattr(inputs, "dense_shape"):
+            return self._call_sparse(inputs)
         kernel = self._penalized_kernel()
         simple &= self.compute_dtype not in fast.HALF_TYPES
         if not (fast.on_cpu() and simple):
@@ -120,6 +127,19 @@ class Dense(keras.layers.Dense):  # type: ignore[misc]
         fast.note("Dense")
         bias = keras.ops.convert_to_tensor(self.bias)
         return self.activation(multiply(inputs, kernel, bias))
+
+    def _call_sparse(self, inputs: Any) -> Any:
+        from candle_p1.models.fast.operations import multiply_sparse
+
+        fast.note("SparseDense")
+        kernel, bias = map(keras.ops.convert_to_tensor, (self.kernel, self.bias))
+        weight = self.kernel_regularizer.l2 if self._adds_penalty else 0.0
+        outputs, penalty = multiply_sparse(
+            inputs, kernel, bias, penalty=weight, num_bytes=self.sparse.num_bytes
+        )
+        if weight:
+            self.add_loss(penalty)
+        return self.activation(outputs)
 
     def _penalized_kernel(self) -> Any:
         """Returns the kernel, after adding its penalty to the losses of this pass."""

@@ -20,7 +20,7 @@ import keras
 from keras import ops
 
 from candle_p1.models import fast
-from candle_p1.ops.updates import FusedOptimizer, Update, update
+from candle_p1.ops.updates import Factors, FusedOptimizer, Update, update
 
 NADAM_BASE, NADAM_DECAY = 0.96, 0.004
 """The momentum in step t of Nadam is beta_1 (1 - base ** (decay t) / 2). In Keras 3, decay is 1."""
@@ -50,6 +50,21 @@ class Fused(FusedOptimizer, keras.optimizers.Optimizer):  # type: ignore[misc]
     def _rule(self, indices: Sequence[int], learning_rate: Any) -> Update | None:
         """Returns the update of the variables with these indices, or None."""
         raise NotImplementedError
+
+    def _backend_update_step(
+        self, grads: Sequence[Any], trainable_variables: Sequence[Any], learning_rate: Any
+    ) -> None:
+        """Updates variables by `Factors`, and lets Keras do so by tensors."""
+        by_tensors = []
+        for gradient, variable in zip(grads, trainable_variables, strict=True):
+            if isinstance(gradient, Factors):
+                step = self.fused_update([variable], learning_rate)
+                assert step is not None
+                update(step, [variable], [gradient])
+            else:
+                by_tensors.append((gradient, variable))
+        if by_tensors:
+            super()._backend_update_step(*map(list, zip(*by_tensors, strict=True)), learning_rate)
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Updates a variable, and its state."""

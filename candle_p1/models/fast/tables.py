@@ -25,7 +25,7 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from candle_p1.data.samples import DataSet, Joined, Rows, Samples, Selected
+from candle_p1.data.samples import DataSet, Joined, Rows, Selected
 from candle_p1.models import fast
 from candle_p1.models.fast.layers import Dense
 
@@ -134,6 +134,29 @@ def product(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
     return total
 
 
+def may_replace_first(
+    model: Any, data: DataSet, optimizer: Any, callbacks: Sequence[Any] = ()
+) -> bool:
+    """Returns whether the first layer of a model may take its inputs in another form.
+
+    The model is a stack whose first layer is `candle_p1.models.fast.layers.Dense`, and an update
+    depends on nothing but the gradients, each by itself. No callback of the benchmark saves the
+    model by itself.
+    """
+    layers = model.layers if type(model) is keras.Sequential else ()
+    return bool(
+        layers
+        and type(layers[0]) is Dense
+        and layers[0].trainable
+        and layers[0].compute_dtype == layers[0].variable_dtype
+        and not (layers[0].kernel_constraint or layers[0].activity_regularizer)
+        and data.train.y is not data.train.x
+        and not (optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm)
+        and not (optimizer.weight_decay or optimizer.use_ema)
+        and not any(isinstance(each, SAVING) for each in callbacks)
+    )
+
+
 def suits(
     model: Any,
     data: DataSet,
@@ -143,30 +166,21 @@ def suits(
 ) -> bool:
     """Returns whether the form computes what a model does, and is less work.
 
-    The model is a stack whose first layer is `candle_p1.models.fast.layers.Dense`, all samples are
-    joined from the same tables, and an update is a multiple of the gradients. No callback of the
-    benchmark saves the model by itself.
+    All samples are joined from the same tables, and an update is a multiple of the gradients; see
+    `may_replace_first`, too.
     """
     found = [_joined(part.x) for part in (data.train, data.validation, data.test)]
     tables = [each.tables for each in found if each]
     same = [[id(table) for table in each] for each in tables]
-    layers = model.layers if type(model) is keras.Sequential else ()
     return bool(
         fast.has_tables()
-        and layers
-        and type(layers[0]) is Dense
-        and layers[0].trainable
-        and layers[0].compute_dtype == layers[0].variable_dtype
-        and not (layers[0].kernel_regularizer or layers[0].kernel_constraint)
-        and not layers[0].activity_regularizer
+        and may_replace_first(model, data, optimizer, callbacks)
+        and not model.layers[0].kernel_regularizer
         and len(tables) == len(found)
         and same.count(same[0]) == len(same)
-        and data.train.y is not data.train.x
         and any(map(_is_wide, tables[0]))
         and fast.keras_name(optimizer) == "SGD"
-        and not (optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm)
-        and not (optimizer.weight_decay or optimizer.use_ema or compression != "none")
-        and not any(isinstance(each, SAVING) for each in callbacks)
+        and compression == "none"
     )
 
 
@@ -190,12 +204,6 @@ def table_layer(model: Any) -> TableDense | None:
     """Returns the layer of a model that takes coordinates of rows of tables, if it has one."""
     first = next(iter(getattr(model, "layers", ())), None)
     return first if isinstance(first, TableDense) else None
-
-
-def taken_by(model: Any, samples: Samples) -> Samples:
-    """Returns samples in the form of which a model takes batches."""
-    layer = table_layer(model)
-    return Samples(layer.taken(samples.x), samples.y) if layer else samples
 
 
 def count_whole(model: Any) -> int:

@@ -7,7 +7,8 @@
 // an allgather. Values are added in the order of the ranks, so all of them get the same bits.
 //
 // An update divides each piece among the ranks, too: a rank averages its share, updates the weights
-// of it and their state, and copies those of the others, whose average it never sees.
+// of it and their state, and copies those of the others, whose average it never sees. Of a gradient
+// that the ranks have as factors, they exchange these first.
 
 #pragma once
 
@@ -28,6 +29,7 @@
 #include <immintrin.h>
 #endif
 
+#include "factors.h"
 #include "loops.h"
 
 namespace node_memory {
@@ -63,18 +65,36 @@ struct Outcome {
 
 // What a thread updates: weights and their state, by the average of all ranks' gradients.
 struct Updated {
-  const float* gradient;
+  const float* gradient;                   // this rank's
+  const tensorflow_c::Factors* factors;    // in place of it: those of the average
   float* arrays[kMaxArrays];
   int num_arrays;
   std::size_t num;
 };
 
+// The bytes of all ranks, one after the other.
+struct Gathered {
+  std::vector<unsigned char> bytes;
+  std::vector<std::size_t> starts;  // of each rank's, and the end
+};
+
 inline Updated part_of(const Updated& all, std::size_t begin, std::size_t num) {
   Updated part = all;
-  part.gradient += begin;
+  if (part.factors == nullptr) part.gradient += begin;
   part.num = num;
   for (int i = 0; i < all.num_arrays; ++i) part.arrays[i] += begin;
   return part;
+}
+
+// Updates arrays by a gradient that is formed of its factors, block by block.
+template <typename Apply>
+void update_by_factors(const Updated& all, Apply apply) {
+  alignas(64) float gradient[kBlock];
+  for (std::size_t begin = 0; begin < all.num; begin += kBlock) {
+    const Updated block = part_of(all, begin, std::min(kBlock, all.num - begin));
+    block.factors->form(block.arrays[0], gradient, block.num);
+    apply(block.arrays, gradient, block.num);
+  }
 }
 
 // Where the share of one of several begins: at a line of the cache.
@@ -139,6 +159,31 @@ class Thread {
     return {};
   }
 
+  // Puts together what all ranks have, a number of bytes each.
+  Outcome gather(const void* mine, std::size_t num, Gathered& all) {
+    std::vector<std::size_t> sizes(num_ranks_);
+    Outcome outcome = share(&num, sizeof num, [&](int rank, const void* theirs) {
+      std::memcpy(&sizes[rank], theirs, sizeof num);
+    });
+    if (outcome.result != Result::kDone) return outcome;
+    all.starts.assign(1, 0);
+    for (std::size_t size : sizes) all.starts.push_back(all.starts.back() + size);
+    all.bytes.resize(all.starts.back());
+    const std::size_t most = *std::max_element(sizes.begin(), sizes.end());
+    for (std::size_t begin = 0; begin < most && outcome.result == Result::kDone;
+         begin += kPieceBytes) {
+      const auto rest = [&](int rank) {
+        return std::min(kPieceBytes, sizes[rank] - std::min(sizes[rank], begin));
+      };
+      const auto* piece = static_cast<const unsigned char*>(mine) + begin;
+      outcome = share(piece, rest(rank_), [&](int rank, const void* theirs) {
+        std::memcpy(all.bytes.data() + all.starts[rank] + begin, theirs, rest(rank));
+      });
+    }
+    // What follows may begin with either of the buffers, which all ranks must have read by then.
+    return outcome.result == Result::kDone ? wait_for_all() : outcome;
+  }
+
   // Updates arrays by apply(arrays, average, num), each value on one rank, and copies what the other
   // ranks have updated. Adds to `apart_s` the time in which it did not wait, or copy for others.
   template <typename Apply>
@@ -180,7 +225,20 @@ class Thread {
     return offered(rank, number) + kUpdatedBytes / sizeof(float) + array * share;
   }
 
+  // Calls take(rank, values) with what every rank passes, at most a piece.
+  template <typename Take>
+  Outcome share(const void* mine, std::size_t num_bytes, Take take) {
+    const uint32_t turn = next_turn();
+    if (num_bytes > 0) std::memcpy(buffer<unsigned char>(rank_, turn), mine, num_bytes);
+    const Outcome outcome = wait_for_all();
+    for (int i = 0; i < num_ranks_ && outcome.result == Result::kDone; ++i) {
+      take(i, buffer<unsigned char>(i, turn));
+    }
+    return outcome;
+  }
+
   void offer(const Updated& piece, std::size_t number) const {
+    if (piece.factors != nullptr) return;
     for (int i = 0; i < num_ranks_; ++i) {
       if (i == rank_) continue;
       const Updated share = share_of(piece, i);
@@ -193,8 +251,9 @@ class Thread {
   void update_share(const Updated& piece, std::size_t number, Apply apply) const {
     const Updated share = share_of(piece, rank_);
     const std::size_t first = bound(piece.num, rank_);
+    if (share.factors != nullptr) update_by_factors(share, apply);
     alignas(64) float average[kBlock];
-    for (std::size_t begin = 0; begin < share.num; begin += kBlock) {
+    for (std::size_t begin = 0; begin < share.num && share.factors == nullptr; begin += kBlock) {
       const std::size_t num = std::min(kBlock, share.num - begin);
       const auto values = [&](int rank) {
         return rank == rank_ ? share.gradient + begin : offered(rank, number) + first + begin;

@@ -57,16 +57,19 @@ inline void describe(const node_memory::Outcome& outcome, const Settings& settin
   tf.set_status(status, 10 /* aborted */, message);
 }
 
-// Meets the other ranks, then calls work(thread, number) in threads, each of which works with that
-// of the same number on the other ranks.
-template <typename Work>
-void together(const Settings& settings, std::size_t num_threads, Status* status, Work work) {
+// Meets the other ranks, calls prepare(thread), then work(thread, number) in threads, each of which
+// works with that of the same number on the other ranks. Both return a node_memory::Outcome.
+template <typename Prepare, typename Work>
+void together(const Settings& settings, std::size_t num_threads, Status* status, Prepare prepare,
+              Work work) {
   const auto thread_of = [&](std::size_t number) {
     return node_memory::Thread(reinterpret_cast<void*>(settings.memory), settings.rank,
                                settings.num_ranks, settings.threads, static_cast<int>(number),
                                settings.timeout_s);
   };
-  const node_memory::Outcome met = thread_of(0).meet(settings.tag);
+  node_memory::Thread first = thread_of(0);
+  node_memory::Outcome met = first.meet(settings.tag);
+  if (met.result == node_memory::Result::kDone) met = prepare(first);
   if (met.result != node_memory::Result::kDone) return describe(met, settings, status);
   std::vector<node_memory::Outcome> outcomes(num_threads);
   in_threads(num_threads, [&](std::size_t number) {
@@ -76,6 +79,13 @@ void together(const Settings& settings, std::size_t num_threads, Status* status,
   for (const node_memory::Outcome& each : outcomes) {
     if (each.result != node_memory::Result::kDone) return describe(each, settings, status);
   }
+}
+
+// The same without preparing anything.
+template <typename Work>
+void together(const Settings& settings, std::size_t num_threads, Status* status, Work work) {
+  const auto nothing = [](node_memory::Thread&) { return node_memory::Outcome(); };
+  together(settings, num_threads, status, nothing, work);
 }
 
 }  // namespace tensorflow_c::on_node

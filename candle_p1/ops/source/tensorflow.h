@@ -196,6 +196,7 @@ void register_add_scaled(Status* status);
 void register_average_on_node(Status* status);
 void register_clock(Status* status);
 void register_convolve(Status* status);
+void register_sparse_product(Status* status);
 void register_update(Status* status);
 
 }  // namespace tensorflow_c

@@ -11,6 +11,7 @@ from candle_p1.benchmark import DataSet, Joined, ModelFile, Samples, Selected
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 
 from candle_p1.models import fast  # noqa: E402
+from candle_p1.models.fast.batches import taken_by  # noqa: E402
 from candle_p1.models.fast.layers import L2, Dense  # noqa: E402
 from candle_p1.models.fast.optimizers import SGD, Adam  # noqa: E402
 from candle_p1.models.fast.tables import (  # noqa: E402
@@ -18,7 +19,6 @@ from candle_p1.models.fast.tables import (  # noqa: E402
     count_whole,
     suits,
     table_layer,
-    taken_by,
     whole_weights,
     with_tables,
 )
