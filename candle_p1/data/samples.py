@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from candle_p1.data.inputs import Inputs
 
-
 SCANNED_ROWS = 64
 """The rows of a matrix that are compared with zero at once."""
 

@@ -31,7 +31,10 @@ ON_FOUR = "a,a,a,a a,b,a,b a,b,c,d"
             4, f"check_checkpoints check_loading {ON_FOUR}", 3 * 15, marks=pytest.mark.extended
         ),
         pytest.param(
-            3, "check_averaging check_measuring check_tables check_own_step", 18, marks=HOROVOD
+            3,
+            "check_averaging check_measuring check_sparse check_tables check_own_step",
+            19,
+            marks=HOROVOD,
         ),
         pytest.param(
             2,
@@ -40,7 +43,7 @@ ON_FOUR = "a,a,a,a a,b,a,b a,b,c,d"
             marks=HOROVOD,
         ),
         pytest.param(2, "check_averaging:OF_ENGINES check_measuring check_tables", 15, marks=JAX),
-        pytest.param(2, "check_restart", 6, marks=HOROVOD),
+        pytest.param(2, "check_restart", 7, marks=HOROVOD),
         pytest.param(2, "check_restart:OF_STATES", 3, marks=JAX),
     ],
 )

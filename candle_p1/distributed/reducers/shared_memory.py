@@ -81,8 +81,8 @@ class SharedMemoryReducer(GraphReducer):
 
         Each rank computes a part of every weight and of its state, and copies the other parts, so
         all have the same bits. Weights and gradients are float32; of `Factors`, ranks exchange
-        these. For names and `after`, see `average`. Returns the time in which this rank neither waited for others nor copied for
-        them, in s.
+        these. For names and `after`, see `average`. Returns the time in which this rank neither
+        waited for others nor copied for them, in s.
         """
         import tensorflow as tf
 

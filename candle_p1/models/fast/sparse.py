@@ -19,13 +19,13 @@ from candle_p1.data.samples import DataSet, Rows, Selected, Sparse
 from candle_p1.distributed.reducers.reducer import Reducer, SerialReducer
 from candle_p1.distributed.reducers.shared_memory import SharedMemoryReducer
 from candle_p1.models import fast
-from candle_p1.models.fast.layers import L2, Dense
+from candle_p1.models.fast.layers import L2
 from candle_p1.models.fast.optimizers import Fused
 from candle_p1.models.fast.tables import may_replace_first
 
 MAX_DENSITY = 0.2
-"""The largest share of values that are not zero: with more, a batch has more bytes than a dense one.
-At this share, product, gradient and update of P1B2's kernel still take less than half the time."""
+"""The largest share of values that are not zero: with more, a sparse batch has more bytes than an
+array. At this share, P1B2's first layer, update included, still takes less than half the time."""
 MIN_WEIGHTS = 1 << 20
 """A smaller kernel stays in the caches, and is multiplied in less time than a batch is made."""
 ENTRY_BYTES, FLOAT_BYTES = 20, 4
@@ -117,7 +117,7 @@ def with_sparse_inputs(model: Any, data: DataSet, batch_size: int) -> Any:
     width, units = layer.kernel.shape
     size = batch_size * (width * density * ENTRY_BYTES + units * FLOAT_BYTES)
     layer.sparse = SparseInputs(density, round(size))
-    inputs = keras.Input((width,), sparse=True)
+    inputs = keras.Input((width,), sparse=True, name=model._layers[0].name)
     return keras.Sequential([inputs, layer, *others], name=model.name)
 
 
