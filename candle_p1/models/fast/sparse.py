@@ -133,7 +133,7 @@ def _updates_in_one_pass(optimizer: Any) -> bool:
         return False
     copy = type(optimizer).from_config(optimizer.get_config())
     copy.build([])
-    return copy.is_fused()
+    return bool(copy.is_fused())
 
 
 def _matrix(rows: Rows) -> Any:
