@@ -193,7 +193,8 @@ std::vector<node_memory::Updated> arrays_of(const Inputs& inputs, const Settings
 }
 
 double no_such_input(Status* status) {
-  tf.set_status(status, 3 /* invalid argument */, "CandleP1Update: a factor without its weight");
+  tf.set_status(status, 3 /* invalid argument */,
+                "CandleP1Update: inputs outside of the batch or the weights");
   return 0;
 }
 

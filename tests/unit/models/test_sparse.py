@@ -306,9 +306,9 @@ def test_what_does_not_fit_is_an_error():
         factors = Factors(places, values, upstream, tf.constant(0.0), 0)
         update(Update("descend", (0.1,)), [variable], [factors])
 
-    with pytest.raises(tf.errors.InvalidArgumentError, match="without its weight"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="outside of the batch"):
         step(of.indices, of.values, tf.ones((5, 3)))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="without its weight"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="outside of the batch"):
         step(of.indices[:1] + 5, of.values[:1], tf.ones((5, 3)))
     for bad in (
         (of.indices, of.values, tf.ones((5, 4))),
