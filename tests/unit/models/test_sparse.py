@@ -308,8 +308,11 @@ def test_what_does_not_fit_is_an_error():
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="outside of the batch"):
         step(of.indices, of.values, tf.ones((5, 3)))
+    below = tf.constant([[5, 0]], tf.int64), tf.ones(1)
     with pytest.raises(tf.errors.InvalidArgumentError, match="outside of the batch"):
-        step(of.indices[:1] + 5, of.values[:1], tf.ones((5, 3)))
+        step(*below, tf.ones((5, 3)))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="unequal shapes"):
+        ops.load().candle_p1_sparse_product(weights, *below, [5, 8], adds_squares=1, threads=1)
     for bad in (
         (of.indices, of.values, tf.ones((5, 4))),
         (of.indices[1:], of.values, tf.ones((5, 3))),
