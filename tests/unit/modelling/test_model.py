@@ -7,7 +7,6 @@ from itertools import product
 import numpy as np
 import pytest
 
-from candle_p1.errors import ModelError
 from candle_p1.modelling.laws import COMPUTE, EXPOSED, LOAD
 from candle_p1.modelling.model import FORM_ERROR, fit_model
 from candle_p1.modelling.samples import interval_of
@@ -118,15 +117,6 @@ def test_a_measured_allreduce_leaves_the_exposed_share_to_fit():
     (share,) = (each for each in model.parameters if each["phase"] == EXPOSED)
     assert share["low"] < 0.5 < share["high"]
     assert share["value"] == pytest.approx(0.5, rel=0.05)
-
-
-@pytest.mark.parametrize("counts", [(2,), (1, 1, 1)])
-def test_too_few_runs_are_refused(counts):
-    runs = [lawful_run(np.random.default_rng(i), num) for i, num in enumerate(counts)]
-    with pytest.raises(ModelError):
-        fit_model(runs)
-    runs.append(lawful_run(np.random.default_rng(9), 4))
-    assert fit_model(runs, num_samples=50).degrees >= 1
 
 
 def test_cores_that_slow_each_other_are_told_from_the_runs():

@@ -20,20 +20,6 @@ def run_of(*args, changes=None, **kwargs):
     return Run(Path("run.json"), changed(planted_record(*args, **kwargs), changes or {}))
 
 
-def test_every_record_is_found_once_and_invalid_ones_are_reported(tmp_path):
-    plant(tmp_path, num_ranks=2)
-    plant(tmp_path, num_ranks=1)
-    bad = tmp_path / "bad/deeper"
-    bad.mkdir(parents=True)
-    (bad / "run.json").write_text('{"schema_version": 3}')
-    runs = read_runs([tmp_path, tmp_path / "run000"])
-    assert [run["num_ranks"] for run in runs.runs] == [2, 1]
-    ((path, reason),) = runs.problems.items()
-    assert path == bad / "run.json"
-    assert "status" in reason
-    assert str(bad) not in reason
-
-
 @pytest.mark.parametrize("is_logged", [True, False])
 def test_the_parts_of_a_run_add_up_to_its_total(is_logged):
     """Unmeasured communication is one part with training."""
