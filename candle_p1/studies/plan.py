@@ -168,9 +168,12 @@ def read_plan(directory: Path) -> Plan:
             f"{directory} holds no study: it has no {MANIFEST_NAME}, which candle-p1 study run"
             " writes"
         ) from error
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        problem = getattr(error, "strerror", None) or error
-        raise RecordError(f"{path}: cannot read it: {problem}") from error
+    except OSError as error:
+        raise RecordError(f"{path}: cannot read it: {error.strerror or error}") from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise RecordError(
+            f"{path}: this is not what candle-p1 study run writes: delete it, then run the study"
+        ) from error
     return make_plan(study, choice, directory.parent, directory.resolve())
 
 
