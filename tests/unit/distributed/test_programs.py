@@ -1,20 +1,23 @@
 import sys
 from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import pytest
 
 from candle_p1.distributed import programs
 from candle_p1.distributed.comm import SerialCommunicator
-from candle_p1.distributed.programs import LIMIT_BYTES, keep_programs, processor
+from candle_p1.distributed.programs import LIMIT_BYTES, Programs, keep_programs, processor
 from candle_p1.errors import SetupError
 
 
 @pytest.fixture
 def jax(monkeypatch):
-    """A JAX that remembers its settings."""
-    found = SimpleNamespace(settings={}, monitoring=MagicMock())
+    """A JAX that remembers its settings, and listeners to whom a test tells events."""
+    found = SimpleNamespace(settings={}, listeners=[], durations=[])
     found.config = SimpleNamespace(update=found.settings.__setitem__)
+    found.monitoring = SimpleNamespace(
+        register_event_listener=found.listeners.append,
+        register_event_duration_secs_listener=found.durations.append,
+    )
     monkeypatch.setitem(sys.modules, "jax", found)
     monkeypatch.delenv(programs.VARIABLE, raising=False)
     return found
@@ -73,3 +76,14 @@ def test_a_directory_that_cannot_be_made_is_an_error_only_if_it_was_named(jax, t
     assert jax.settings == {"jax_enable_compilation_cache": False}
     with pytest.raises(SetupError, match="--compiled_dir another directory, or none"):
         keep(str(tmp_path / "file"), tmp_path)
+
+
+def test_events_of_jax_are_counted(jax):
+    found = Programs()
+    found.count()
+    for name in ("cache_hits", "cache_misses", "cache_hits", "tasks_using_cache"):
+        jax.listeners[0](f"/jax/compilation_cache/{name}")
+    jax.durations[0]("/jax/core/compile/backend_compile_duration", 2.0)
+    jax.durations[0]("/jax/core/compile/jaxpr_trace_duration", 9.0)
+    counts = {"start": "warm", "num_loaded": 2, "num_kept": 1, "seconds": 2.0}
+    assert found.describe() == {"directory": None, **counts}
