@@ -1,5 +1,6 @@
 """Saved models, which hold Keras's own classes wherever there are some."""
 
+import random
 import resource
 
 import numpy as np
@@ -74,7 +75,9 @@ def test_weights_and_layers_make_the_model_again(tmp_path):
     assert "candle_p1" not in layers
     rebuilt = keras.models.model_from_json(layers)
     rebuilt.load_weights(tmp_path / "best.weights.h5")
+    before = random.getstate()
     expected = plain_copy(model).predict_on_batch(x)
+    assert random.getstate() == before, "which decides what a run does next"
     np.testing.assert_array_equal(rebuilt.predict_on_batch(x), expected)
 
 

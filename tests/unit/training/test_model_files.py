@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from candle_p1.benchmark import ModelFile, find_benchmark
+from candle_p1.data.inputs import Inputs
 from candle_p1.distributed.comm import SerialCommunicator
 from candle_p1.errors import ParameterError
+from candle_p1.files import content_sha256
 
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
 from candle_p1.training.model_files import ModelFiles  # noqa: E402
@@ -69,6 +71,18 @@ def test_files_are_saved_before_after_and_between(model, tmp_path):
     assert best_epoch(rebuilt, tmp_path / "best.weights.h5") == 2
     assert len(screen.said) == 2
     assert (screen.warned, files.warnings) == ([], [])
+
+
+def test_the_record_tells_its_files_from_those_of_other_runs(model, tmp_path):
+    files, _ = make_files(tmp_path)
+    columns = dict.fromkeys(("offset", "scale"), np.ones(2))
+    files._inputs = Inputs(benchmark="nt3", **columns, scaling="std", fitted_to="all")
+    train(model, files, [0.5])
+    files.save_final(model)
+    found = files.describe_inputs(SimpleNamespace())
+    assert found["path"] == str(tmp_path / "inputs.json")
+    assert found["sha256"] == content_sha256(tmp_path / "inputs.json")
+    assert files.final_sha256 == content_sha256(tmp_path / "model.keras")
 
 
 @pytest.mark.parametrize(

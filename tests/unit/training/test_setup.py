@@ -11,7 +11,7 @@ from candle_p1.distributed.engine import make_engine
 from candle_p1.errors import ParameterError
 from candle_p1.models.optimizers import COMPUTE_TYPES, check_names
 from candle_p1.parameters.parameter import Parameter
-from candle_p1.training.measured import chosen_by_test, describe_model, unmet_requests
+from candle_p1.training.measured import _loss_name, chosen_by_test, describe_model, unmet_requests
 from candle_p1.training.setup import build_model
 
 keras = pytest.importorskip("keras", reason="no Keras backend is installed")
@@ -115,3 +115,12 @@ def test_names_that_keras_does_not_have_are_refused_unless_the_benchmark_has_the
         check_names(NT3.read_parameters(["--loss", "mine"]))
     with pytest.raises(ParameterError, match=r"^activation = 'reluu' .*'relu'"):
         check_names(NT3.read_parameters(["--activation", "reluu"]))
+
+
+def test_every_loss_has_a_name():
+    def cubes(y_true, y_pred):
+        return y_pred**3
+
+    losses = ["mse", cubes, None, {"a": "mse", "b": cubes}]
+    names = ["mse", "cubes", "computed by the model", "a: mse, b: cubes"]
+    assert [_loss_name(loss) for loss in losses] == names
