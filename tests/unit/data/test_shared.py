@@ -20,6 +20,7 @@ from candle_p1.data.shared import (
     HugeFile,
     NodeArray,
     agree_on_sharing,
+    allocate,
     sharers,
     try_directories,
 )
@@ -245,6 +246,22 @@ def test_a_file_that_another_rank_does_not_see_is_an_error_of_all(directories):
 
     SimulatedJob(3, 3).run(work)
     assert list(memory.iterdir()) == open_files(memory) == []
+
+
+def test_what_some_ranks_have_allocated_is_freed_if_others_find_no_room(directories, monkeypatch):
+    memory, _ = directories
+    reserve = NodeArray.reserve
+
+    def reserve_in_small_memory(array, first, last):
+        if array._directory == memory and first:
+            raise NoRoomError("no space", memory)
+        reserve(array, first, last)
+
+    monkeypatch.setattr(NodeArray, "reserve", reserve_in_small_memory)
+    arrays = SimulatedJob(2, 2).run(lambda comm: allocate((100_000,), np.float32, comm))
+    sizes = [each.stat().st_size for each in open_files(memory)]
+    assert all(size <= 1 for size in sizes), "as long as something refers to the mapping"
+    assert [array.keep(10).size for array in arrays] == [10, 10]
 
 
 @pytest.mark.parametrize(
