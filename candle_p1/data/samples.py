@@ -255,7 +255,7 @@ class Sparse:
         nums, parts, total = [np.zeros(1, np.int64)], [], 0
         for first in range(0, len(matrix), SCANNED_ROWS):
             block = matrix[first : first + SCANNED_ROWS]
-            rows, columns = np.nonzero(block != 0)
+            rows, columns = np.divmod(np.flatnonzero(block != 0), matrix.shape[1])
             nums.append(np.bincount(rows, minlength=len(block)))
             parts.append((columns, block[rows, columns]))
             total += len(rows)
