@@ -44,7 +44,7 @@ ON_FOUR = "a,a,a,a a,b,a,b a,b,c,d"
         ),
         pytest.param(2, "check_averaging:OF_ENGINES check_measuring check_tables", 15, marks=JAX),
         pytest.param(2, "check_restart", 7, marks=HOROVOD),
-        pytest.param(2, "check_restart:OF_STATES", 3, marks=JAX),
+        pytest.param(2, "check_restart:OF_STATES", 2, marks=JAX),
     ],
 )
 def test_checks_hold_on_all_ranks(
