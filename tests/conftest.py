@@ -27,7 +27,8 @@ ENGINES = {
     "jax_engine": (("jax", "mpi4py"), "needs JAX and mpi4py: make test-jax"),
 }
 """By marker: the packages of an engine, and why a test is skipped without them."""
-OF_RECORDS = [ROOT / "tests/unit" / each for each in ("bench", "modelling", "reports", "studies")]
+EXTENDED = {"bench", "cluster", "modelling", "reports", "studies", "tools"}
+EXTENDED_FOLDERS = {ROOT / "tests/unit" / each for each in EXTENDED}
 """Tests that `make test` omits, because what they test hardly depends on the installation."""
 
 # Tests import Keras in this process, which takes TensorFlow unless it is told otherwise. Commands
@@ -50,7 +51,7 @@ def pytest_collection_modifyitems(items):
     """
     installed = {name: all(map(find_spec, packages)) for name, (packages, _) in ENGINES.items()}
     for item in items:
-        if item.path.parent in OF_RECORDS:
+        if item.path.parent in EXTENDED_FOLDERS:
             item.add_marker(pytest.mark.extended)
         wanted = [name for name in ENGINES if item.get_closest_marker(name)]
         if not wanted and item.get_closest_marker("parallel"):

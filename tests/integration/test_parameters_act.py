@@ -24,12 +24,12 @@ from candle_p1.parameters.parameter import SEVERAL_RANKS, Role
 from tests.records import read_record
 
 BENCHMARKS = ("nt3", "p1b1", "p1b2", "p1b3")
-SHORT = "--epochs 2 --train_steps 3 --val_steps 2 --test_steps 2 --power none --early_stop False"
+SHORT = "--epochs 2 --train_steps 3 --power none --early_stop False"
 RUNS = {
     "nt3": f"nt3 --conv 4 20 1 --pool 10 --dense 8 {SHORT}",
     "p1b1": f"p1b1 --dense 16 8 --feature_subsample 40 {SHORT}",
     "p1b2": f"p1b2 --dense 16 8 --feature_subsample 40 {SHORT}",
-    "p1b3": f"p1b3 --dense 16 8 --feature_subsample 40 {SHORT}",
+    "p1b3": f"p1b3 --dense 16 8 --feature_subsample 40 --val_steps 3 --test_steps 3 {SHORT}",
 }
 FEW = 200
 """Samples of each kind that are looked at."""

@@ -22,8 +22,7 @@ from candle_p1.distributed.comm import connect
 from candle_p1.errors import CandleError
 from tests.records import read_record
 
-SMALL = "--epochs 3 --epochs_scaling weak --train_steps 6 --val_steps 2 --test_steps 2"
-SMALL += " --ckpt_save_interval 1 --power none"
+SMALL = "--epochs 3 --epochs_scaling weak --train_steps 6 --ckpt_save_interval 1 --power none"
 NT3 = f"{SMALL} --conv 4 20 1 --pool 10 --dense 8 --dropout 0.3"
 CASES = {
     f"nt3 {NT3} --momentum 0.9 --warmup_epochs 1 --check_replicas True --ckpt_every_steps 4": [
@@ -40,9 +39,10 @@ CASES = {
     " --early_stop True --patience 1 --data_parallel batch_step --backward_passes_per_step 2"
     " --ckpt_every_steps 3": [(1, 4)],
     f"p1b3 {SMALL} --dense 20 --momentum 0.9 --early_stop True --check_replicas True"
-    " --ckpt_every_steps 4": [(1, 2)],
+    " --val_steps 2 --test_steps 2 --ckpt_every_steps 4": [(1, 2)],
     f"p1b3 {SMALL} --conv 4 10 2 --pool 4 --dense 20 --batch_normalization True --dropout 0.3"
-    " --data_type f16 --optimizer adam --check_replicas True --ckpt_every_steps 4": [(0, 5)],
+    " --data_type f16 --optimizer adam --check_replicas True --val_steps 2 --test_steps 2"
+    " --ckpt_every_steps 4": [(0, 5)],
 }
 """The command lines, with the steps before which they are stopped: (epoch, step)."""
 OTHER_RANKS = (
