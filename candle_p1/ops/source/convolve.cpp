@@ -9,31 +9,37 @@
 #include "tensorflow.h"
 #include "tiles/convolution.h"
 
-namespace tensorflow_c {
+namespace tiles {
 namespace {
 
-constexpr int kInvalidArgument = 3;
-constexpr int kResourceExhausted = 8;
-
-// The steps for the newest instructions that the processor has, and that CANDLE_P1_INSTRUCTIONS
-// allows: avx512 (the default), avx2 or portable.
-const tiles::Steps& choose_steps() {
+// CANDLE_P1_INSTRUCTIONS is avx512 (the default), avx2 or portable.
+const Steps& choose_steps() {
 #if defined(__x86_64__)
   const char* variable = std::getenv("CANDLE_P1_INSTRUCTIONS");
   const std::string newest = variable == nullptr ? "avx512" : variable;
   __builtin_cpu_init();
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq");
-  if (avx512 && newest == "avx512") return tiles::kAvx512;
+  if (avx512 && newest == "avx512") return kAvx512;
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (avx2 && newest != "portable") return tiles::kAvx2;
+  if (avx2 && newest != "portable") return kAvx2;
 #endif
-  return tiles::kPortable;
+  return kPortable;
 }
 
-const tiles::Steps& steps() {
-  static const tiles::Steps& chosen = choose_steps();
+}  // namespace
+
+const Steps& chosen_steps() {
+  static const Steps& chosen = choose_steps();
   return chosen;
 }
+
+}  // namespace tiles
+
+namespace tensorflow_c {
+namespace {
+
+constexpr int kInvalidArgument = 3;
+constexpr int kResourceExhausted = 8;
 
 struct Settings {
   int32_t pool;
@@ -151,7 +157,7 @@ void compute(void* kernel, Context* context) {
   auto* places = allocate<std::uint8_t>(context, 1, places_shape, 3, kByte, held[1], outcome);
   if (outcome.ok()) {
     run(outcome, [&] {
-      const tiles::Convolution convolution(sizes, steps(), settings.threads);
+      const tiles::Convolution convolution(sizes, tiles::chosen_steps(), settings.threads);
       convolution.forward(inputs.values.floats(), inputs.weights(), maxima, places);
     });
   }
@@ -196,7 +202,7 @@ void compute_gradient(void* kernel, Context* context) {
   if (!inputs.has_first()) to.first_kernel = to.first_biases = nullptr;
   if (outcome.ok()) {
     run(outcome, [&] {
-      const tiles::Convolution convolution(sizes, steps(), settings.threads);
+      const tiles::Convolution convolution(sizes, tiles::chosen_steps(), settings.threads);
       convolution.backward(inputs.values.floats(), inputs.weights(),
                            inputs.biases_or_maxima.floats(), inputs.places.bytes(),
                            inputs.gradient.floats(), to);

@@ -8,13 +8,11 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <new>
 #include <thread>
 #include <vector>
 
+#include "array.h"
 #include "steps.h"
 
 namespace tiles {
@@ -50,29 +48,6 @@ struct Gradients {
   float* first_biases;
   float* kernel;
   float* biases;
-};
-
-class Array {
- public:
-  Array() = default;
-  explicit Array(std::size_t num) : num_(num) {
-    const std::size_t line = 64;
-    const std::size_t num_bytes = (num * sizeof(float) + line - 1) / line * line;
-    data_.reset(static_cast<float*>(std::aligned_alloc(line, std::max(num_bytes, line))));
-    if (data_ == nullptr) throw std::bad_alloc();
-  }
-  operator float*() const { return data_.get(); }
-  void clear() { std::memset(data_.get(), 0, num_ * sizeof(float)); }
-  void add(const Array& other) {
-    for (std::size_t i = 0; i < num_; ++i) data_[i] += other.data_[i];
-  }
-
- private:
-  struct Free {
-    void operator()(float* data) const { std::free(data); }
-  };
-  std::unique_ptr<float[], Free> data_;
-  std::size_t num_ = 0;
 };
 
 // All methods throw std::bad_alloc before anything is computed.
@@ -222,8 +197,8 @@ class Convolution {
     explicit Forward(const Convolution& of)
         : rows(rows_of(of.rows_of_block_, of.filters_)),
           window(of.sizes_.by_tiles ? of.window() : 0),
-          planes(of.sizes_.by_tiles ? kPlanes * rows_of(kTiles, of.channels_) : 0),
-          parts(of.sizes_.by_tiles ? kParts * rows_of(kTiles, of.filters_) : 0) {}
+          planes(of.sizes_.by_tiles ? kPlanes * plane_size(of.channels_) : 0),
+          parts(of.sizes_.by_tiles ? kParts * plane_size(of.filters_) : 0) {}
     Array rows, window, planes, parts;
   };
 
@@ -233,9 +208,9 @@ class Convolution {
         : rows(rows_of(of.rows_of_block_ + 2 * of.margin(), of.filters_)),
           of_window(of_inputs ? of.window() : 0),
           window(of.sizes_.by_tiles && of_weights ? of.window() : 0),
-          planes(of.sizes_.by_tiles && of_weights ? kPlanes * rows_of(kTiles, of.channels_) : 0),
-          of_rows(of.sizes_.by_tiles ? kPlanes * rows_of(kTiles, of.filters_) : 0),
-          parts(of.sizes_.by_tiles && of_inputs ? kParts * rows_of(kTiles, of.channels_) : 0),
+          planes(of.sizes_.by_tiles && of_weights ? kPlanes * plane_size(of.channels_) : 0),
+          of_rows(of.sizes_.by_tiles ? kPlanes * plane_size(of.filters_) : 0),
+          parts(of.sizes_.by_tiles && of_inputs ? kParts * plane_size(of.channels_) : 0),
           sums(of_weights ? of.num_sums() : 0),
           of_biases(of.filters_),
           of_first_kernel(rows_of(of.sizes_.first_taps, of.channels_)),

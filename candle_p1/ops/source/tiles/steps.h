@@ -29,6 +29,12 @@ constexpr int kParts = 2 + 2 * kComplex;   // of a product: its real and imagina
 // Whether the third plane of a frequency is the sum of the first two or their difference.
 enum class Third { kSum, kDifference };
 
+// The values of a plane of tiles, or of a part. After its rows is a line of the cache, so that the same
+// column of all planes does not fall into the same few lines of the cache.
+constexpr std::size_t plane_size(int width) {
+  return static_cast<std::size_t>(kTiles) * width + 16;
+}
+
 struct Steps {
   int lanes;
   int columns;
@@ -38,8 +44,8 @@ struct Steps {
   void (*transform_kernel)(const float* kernel, int taps, int depth, int width, int begin, int end,
                            bool conjugated, float* planes);
 
-  // Planes (kPlanes, kTiles, width) of num_tiles tiles, each of which begins `step` rows after the
-  // previous one and consists of `used` rows and zeros.
+  // Planes (kPlanes, kTiles, width), plane_size(width) apart, of num_tiles tiles, each of which begins
+  // `step` rows after the previous one and consists of `used` rows and zeros.
   void (*transform)(const float* rows, int num_tiles, int step, int used, int width, Third third,
                     float* planes);
 
@@ -87,6 +93,10 @@ struct Steps {
   void (*unpool)(const float* gradient, const float* maxima, const std::uint8_t* places, int num,
                  int pool, int width, int filters, bool rectify, float* rows, float* of_biases);
 };
+
+// Returns the steps for the newest instructions that the processor has, and that the environment variable
+// CANDLE_P1_INSTRUCTIONS allows.
+const Steps& chosen_steps();
 
 extern const Steps kPortable;
 #if defined(__x86_64__)

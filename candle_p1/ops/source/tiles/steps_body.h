@@ -43,7 +43,7 @@ void transform_kernel(const float* kernel, int taps, int depth, int width, int b
 template <Third third>
 void transform_tiles(const float* rows, int num_tiles, int step, int used, int width,
                      float* planes) {
-  const std::size_t plane = size(kTiles, width);
+  const std::size_t plane = plane_size(width);
   for (int tile = 0; tile < num_tiles; ++tile) {
     for (int column = 0; column < width; column += kLanes) {
       const float* from = rows + size(tile * step, width) + column;
@@ -76,7 +76,7 @@ void transform(const float* rows, int num_tiles, int step, int used, int width, 
 
 void multiply_spectra(const float* planes, const float* kernel, int num_tiles, int depth, int width,
                       float* parts) {
-  const std::size_t plane = size(kTiles, depth), part = size(kTiles, width);
+  const std::size_t plane = plane_size(depth), part = plane_size(width);
   const std::size_t matrix = size(depth, width);
   for (int f = 0; f < 2; ++f) {  // the real frequencies
     for (int column = 0; column < width; column += kColumns) {
@@ -128,7 +128,7 @@ void put_tiles(const float* parts, const float* biases, int num_tiles, int step,
   for (int tile = 0; tile < num_tiles; ++tile) {
     for (int column = 0; column < width; column += kLanes) {
       Lanes values[kTile];
-      invert(parts + size(tile, width) + column, size(kTiles, width), values);
+      invert(parts + size(tile, width) + column, plane_size(width), values);
       const Lanes bias = load(biases + column);
       float* to = rows + size(tile * step, width) + column;
       UNROLLED
@@ -143,7 +143,7 @@ void add_tiles(const float* parts, int num_tiles, int step, int width, float* ro
   for (int tile = 0; tile < num_tiles; ++tile) {
     for (int column = 0; column < width; column += kLanes) {
       Lanes values[kTile];
-      invert(parts + size(tile, width) + column, size(kTiles, width), values);
+      invert(parts + size(tile, width) + column, plane_size(width), values);
       float* to = rows + size(tile * step, width) + column;
       UNROLLED
       for (int t = 0; t < kTile; ++t) {
@@ -155,7 +155,7 @@ void add_tiles(const float* parts, int num_tiles, int step, int width, float* ro
 
 void accumulate(const float* inputs, const float* gradient, int num_tiles, int channels,
                 int filters, float* sums) {
-  const std::size_t left_plane = size(kTiles, channels), right_plane = size(kTiles, filters);
+  const std::size_t left_plane = plane_size(channels), right_plane = plane_size(filters);
   for (int plane = 0; plane < kPlanes; ++plane) {
     for (int column = 0; column < filters; column += kColumns) {
       const float* right = gradient + plane * right_plane + column;
@@ -163,6 +163,8 @@ void accumulate(const float* inputs, const float* gradient, int num_tiles, int c
         const float* left = inputs + plane * left_plane + row;
         float* to = sums + plane * size(channels, filters) + size(row, filters) + column;
         Panel<> panel = Panel<>::load_from(to, filters);
+        UNROLLED
+        for (int i = kRows; i < 2 * kRows; ++i) __builtin_prefetch(to + size(i, filters), 1);
         panel.multiply(Left{left, 1, static_cast<std::size_t>(channels)}, right, filters,
                        num_tiles);
         panel.store_to(to, filters);
