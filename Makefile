@@ -74,7 +74,7 @@ demo: setup ## Train NT3 on two ranks with small synthetic data
 	@.venv/bin/candle-p1 run nt3 --np 2 -- --size small --epochs 10 --learning_rate 0.05
 	@echo 'next, type: source .venv/bin/activate && candle-p1 show'
 
-test: setup ## Run the tests that show that the installation is sound (about 4 minutes on two cores)
+test: setup ## Run the tests that show that the installation is sound (about 5 minutes on two cores)
 	.venv/bin/python -m pytest -m "not extended and not cluster" $(PYTEST_ARGS)
 
 # With the engine jax, the first three contain the tests of test-jax, and there is no TensorFlow.
