@@ -253,7 +253,7 @@ def _run(
 
 def _draw_curves(run: Run, history: Any, synthetic: bool) -> None:
     """Writes the picture of history.csv; after the record, so that no time of the run has it."""
-    if len(history.epoch) < 2:  # no curve
+    if max(map(len, history.history.values()), default=0) < 2:  # no curve
         return
     title = f"{run.record.benchmark} on {count(run.comm.size, 'rank')}"
     path = run.directory / "history.png"
