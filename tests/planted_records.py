@@ -202,7 +202,7 @@ def _energy(energy_j, total_s):
     return {
         **{"kind": "measured", "total_j": energy_j, "total_s": total_s, "covers": ["gpu"]},
         **{"mean_w": energy_j / total_s, "power_hz": 10.0, "phases": {}},
-        **{"devices": [], "absent": [], "traces": []},
+        **{"devices": [], "absent": [], "notes": [], "traces": []},
     }
 
 

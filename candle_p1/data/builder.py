@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,9 @@ class TableBuilder:
             yield self._numbers.array[first:last], codes
             return
         size = (last - first) * width
-        scratch = self._scratch.pop() if self._scratch else np.empty(0, np.float32)
+        scratch = np.empty(0, np.float32)
+        with suppress(IndexError):  # another thread may take the last one first
+            scratch = self._scratch.pop()
         if len(scratch) < size:
             scratch = np.frombuffer(small_pages(4 * size), np.float32)
         numbers = scratch[:size].reshape(last - first, width)

@@ -341,6 +341,7 @@ def _energy_tables(energy: JobEnergy) -> Iterator[str | Table]:
         },
         num_words=2,
     )
+    yield from (f"note: {note}" for note in energy.notes)
 
 
 def _quality(quality: Mapping[str, QualityFigure]) -> Iterator[str]:

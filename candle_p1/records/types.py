@@ -510,6 +510,8 @@ class JobEnergy(Section):
     devices: list[DeviceGroup] = []
     absent: list[AbsentSource] = []
     power_hz: float | None = None
+    notes: list[str] = []
+    """What to consider when reading the samples; only earlier records have it."""
     traces: list[str] = []
     """The files of the samples, beside the record."""
 
